@@ -1,0 +1,65 @@
+# The two commands: `make demo` and `make test`. Each makes `.venv` if there is none or it is stale, and says what it chose.
+# With PYTHON=python3 that interpreter is used as it is: nothing is installed, and what is missing is named.
+#
+#   PYTHON=       interpreter to use as it is, instead of .venv
+#   BOOTSTRAP=    interpreter that makes .venv (default python3)
+#   EXTRAS=       further extras for .venv, comma-separated; EXTRAS=ci adds the pinned jax and torch that CI tests with
+#   PYTEST_ARGS=  further arguments of pytest, e.g. PYTEST_ARGS="-n 4 -k routing"
+
+BOOTSTRAP ?= python3
+EXTRAS ?=
+PYTEST_ARGS ?=
+comma := ,
+more = $(if $(EXTRAS),$(comma)$(EXTRAS))
+
+ifdef PYTHON
+PY := $(PYTHON)
+ready = @$(PYTHON) tools/setup_env.py check $(1)
+else
+PY := .venv/bin/python
+ready = @$(BOOTSTRAP) tools/setup_env.py venv .venv --extras $(2)$(more)
+endif
+
+CLANG_FORMAT = $(PY) -c "from clang_format import clang_format; clang_format()"
+CUDA_FILES = $(shell find kernels -name '*.cuh' -o -name '*.cu' | sort)
+
+.PHONY: help demo test gpu lint format check bench clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /    make \1\t/p' Makefile | expand -t 20
+
+demo:  ## a grouped product against a loop of products, with the numbers of this machine
+	$(call ready,demo,cli)
+	$(PY) -m cupy_gmm demo
+
+test:  ## every test; those for a GPU, JAX or torch skip with a reason where it is absent
+	$(call ready,test,cli$(comma)test)
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+gpu:  ## only the tests that need a GPU
+	$(call ready,gpu,cli$(comma)test)
+	$(PY) -m pytest -m gpu $(PYTEST_ARGS)
+
+lint:  ## formats, lint rules and types; changes nothing
+	$(call ready,lint,cli$(comma)test)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(CLANG_FORMAT) --dry-run --Werror $(CUDA_FILES)
+
+format:  ## rewrite all files in the house's format
+	$(call ready,lint,cli$(comma)test)
+	$(PY) -m ruff check --fix-only --quiet .
+	$(PY) -m ruff format .
+	$(CLANG_FORMAT) -i $(CUDA_FILES)
+
+check: lint test  ## what a change must pass: lint, then test
+
+bench:  ## times of the problems of bench/shapes.py on this GPU, against their limits and PyTorch
+	$(call ready,bench,bench)
+	$(PY) -m bench.products
+
+clean:  ## remove caches and builds; .venv stays
+	rm -rf .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
