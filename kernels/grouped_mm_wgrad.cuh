@@ -1,0 +1,117 @@
+// Weight gradient: c[g] = a[rows of g]^T b[rows of g]; rows are the reduction axis, an empty group gets zeros.
+// A group longer than `chunk` rows is cut into pieces whose partial sums are added in order by the piece that arrives
+// last: the same bits on every run. Instantiated by cupy_gmm/_variants.py.
+#pragma once
+
+#include "config.cuh"
+#include "epilogue.cuh"
+#include "operand.cuh"
+#include "params.cuh"
+#include "ptx/memory.cuh"
+#include "sm80/mainloop.cuh"
+#include "tiles.cuh"
+
+namespace cupy_gmm {
+
+// Partial sums of the pieces of one tile: one tile of float32 a piece, `step` floats apart.
+template <TileConfig kCfg>
+struct Pieces {
+    static constexpr i64 kTileFloats = static_cast<i64>(kCfg.tile_m) * kCfg.tile_n;
+
+    float* first;
+    i64 step;
+
+    __device__ __forceinline__ float* at(int piece, int row, int chunk) const {
+        return first + piece * step + row * kCfg.tile_n + chunk * 8;
+    }
+    __device__ __forceinline__ void save(int piece, int row, int chunk, const Chunk& value) const {
+        store_through(at(piece, row, chunk), value.half[0]);
+        store_through(at(piece, row, chunk) + 4, value.half[1]);
+    }
+    __device__ __forceinline__ Chunk sum(int pieces, int row, int chunk) const {
+        Chunk total{};
+        for (int piece = 0; piece < pieces; ++piece) {
+            total.add({load_through(at(piece, row, chunk)), load_through(at(piece, row, chunk) + 4)});
+        }
+        return total;
+    }
+};
+
+// Counts this piece in; true in the CTA whose piece is the last, which then sees the sums of all.
+__device__ __forceinline__ bool arrive_last(i32* arrivals, i32 pieces) {
+    __shared__ i32 arrived;
+    fence_device();
+    block_sync();
+    if (threadIdx.x == 0) arrived = atomic_add(arrivals, 1);
+    block_sync();
+    fence_device();
+    return arrived == pieces - 1;
+}
+
+template <TileConfig kCfg, class T, Layout kALayout, Layout kBLayout>
+__device__ __forceinline__ void grouped_mm_wgrad(const Params& p) {
+    using A = Operand<kCfg.tile_m, kALayout, kCfg.threads()>;
+    using B = Operand<kCfg.tile_n, kBLayout, kCfg.threads()>;
+    alignas(128) extern __shared__ char shared[];
+    __shared__ GroupTile next_tile[2];
+    __shared__ GroupWindow window;
+
+    const i32 col_tiles = (p.n + kCfg.tile_n - 1) / kCfg.tile_n;
+    const i32 tiles_per_group = (p.k + kCfg.tile_m - 1) / kCfg.tile_m * col_tiles;
+    const bool first_warp = threadIdx.x < 32;
+    const GroupTiles tiles{p, window, tiles_per_group};
+    const StagedTile<kCfg> staged{reinterpret_cast<float*>(shared)};
+    Accumulators<kCfg> acc;
+    int turn = 0;
+
+    if (first_warp) {
+        tiles.begin();
+        const GroupTile tile = tiles.at(static_cast<i32>(blockIdx.x));
+        if (threadIdx.x == 0) next_tile[0] = tile;
+    }
+    report_status(p);
+    block_sync();
+    while (next_tile[turn].group >= 0) {
+        i32 claimed = 0;
+        if (threadIdx.x == 0) claimed = atomic_add(p.tickets, 1) + static_cast<i32>(gridDim.x);
+
+        const GroupTile& tile = next_tile[turn];  // stays in shared memory: the registers belong to the product
+        const int row = tile.tile / col_tiles * kCfg.tile_m;
+        const int col = tile.tile % col_tiles * kCfg.tile_n;
+        const int length = tile.end_row - tile.first_row;
+        const int rows = p.k - row < kCfg.tile_m ? p.k - row : kCfg.tile_m;
+        const int cols = p.n - col < kCfg.tile_n ? p.n - col : kCfg.tile_n;
+        acc.clear();
+        if (length > 0) {
+            const A a{static_cast<const u16*>(p.a) + tile.first_row * p.a_row + row * p.a_col, p.a_col, p.a_row, rows};
+            const B b{static_cast<const u16*>(p.b) + tile.first_row * p.b_row + col * p.b_col, p.b_col, p.b_row, cols};
+            const Mainloop<kCfg, T, A, B, false> mainloop{a, b, shared, length, WarpPlace<kCfg>::here()};
+            mainloop.run(acc);
+        }
+        const auto staged_chunk = [&](int r, int chunk) { return staged.chunk(r, chunk); };
+        const bool keep = length == 0 && (p.flags & kAccumulate) != 0;
+        if (!keep) staged.fill(acc, rows);
+        if (tile.pieces == 1 && !keep) {
+            store<kCfg>(p, tile.group, row, col, rows, cols, staged_chunk);
+        } else if (tile.pieces > 1) {
+            const i64 slot = static_cast<i64>(tile.first_slot) * tiles_per_group + tile.tile;
+            const Pieces<kCfg> pieces{p.partials + slot * Pieces<kCfg>::kTileFloats,
+                                      tiles_per_group * Pieces<kCfg>::kTileFloats};
+            for_each_chunk<kCfg>(rows, cols,
+                                 [&](int r, int chunk) { pieces.save(tile.piece, r, chunk, staged_chunk(r, chunk)); });
+            if (arrive_last(p.tickets + 1 + slot, tile.pieces)) {
+                store<kCfg>(p, tile.group, row, col, rows, cols,
+                            [&](int r, int chunk) { return pieces.sum(tile.pieces, r, chunk); });
+            }
+        }
+
+        turn ^= 1;
+        if (first_warp) {
+            const GroupTile next = tiles.at(warp_shfl(claimed, 0));
+            if (threadIdx.x == 0) next_tile[turn] = next;
+        }
+        block_sync();
+    }
+}
+
+}  // namespace cupy_gmm

@@ -1,0 +1,185 @@
+// Which tile a ticket stands for. RowTiles: forward and input gradient, row blocks of the schedule times column tiles.
+// GroupTiles: weight gradient, groups by falling length times tiles of (k, n), long groups cut into pieces.
+#pragma once
+
+#include "params.cuh"
+#include "ptx/misc.cuh"
+
+namespace cupy_gmm {
+
+__device__ __forceinline__ i32 clamped(i32 value, i32 low, i32 high) {
+    return value < low ? low : value > high ? high : value;
+}
+
+struct RowTile {
+    i32 group;
+    i32 first_row;
+    i32 col;
+    i32 rows;  // -1: no tile is left
+    i32 cols;
+};
+
+// Tickets walk a panel of neighbouring column tiles through all row blocks before the next panel begins: a row block
+// is read once per panel, and the weights of a panel stay in L2 for all row blocks of their group.
+struct RowTiles {
+    const RowBlock* blocks;
+    i32 num_blocks;
+    i32 col_tiles;
+    i32 panel;
+    i32 rows;
+    i32 n;
+    int tile_m;
+    int tile_n;
+
+    __device__ RowTiles(const Params& p, int tile_m_, int tile_n_)
+        : blocks(Schedule{p.schedule, p.schedule_groups}.blocks()),
+          num_blocks(clamped(p.schedule[kNumBlocks], 0, p.max_blocks)),
+          col_tiles((p.n + tile_n_ - 1) / tile_n_),
+          panel(p.panel),
+          rows(p.rows),
+          n(p.n),
+          tile_m(tile_m_),
+          tile_n(tile_n_) {}
+
+    // Whatever the table holds, the tile lies inside the matrices.
+    __device__ RowTile at(i32 ticket) const {
+        if (ticket >= num_blocks * col_tiles) return {-1, 0, 0, -1, 0};
+        const i32 whole = num_blocks * panel;
+        const i32 which = ticket / whole;
+        const i32 rest = ticket - which * whole;
+        const i32 width = col_tiles - which * panel < panel ? col_tiles - which * panel : panel;
+        const RowBlock block = blocks[rest / width];
+        const i32 col = (which * panel + rest % width) * tile_n;
+        const i32 first_row = clamped(block.first_row, 0, rows);
+        const i32 end_row = clamped(block.end_row, first_row, rows);
+        return {block.group, first_row, col, end_row - first_row < tile_m ? end_row - first_row : tile_m,
+                n - col < tile_n ? n - col : tile_n};
+    }
+};
+
+// check="async": one thread hands the schedule's findings on.
+__device__ __forceinline__ void report_status(const Params& p) {
+    if (p.status != nullptr && blockIdx.x == 0 && threadIdx.x == 0 && p.schedule[kStatus] != 0) {
+        atomic_or(p.status, p.schedule[kStatus]);
+    }
+}
+
+struct GroupTile {
+    i32 group;        // local; -1 when no tile is left
+    i32 first_row;    // of this piece
+    i32 end_row;
+    i32 piece;        // of `pieces`
+    i32 pieces;
+    i32 first_slot;   // where the partial sums of this group's pieces begin, in pieces
+    i32 tile;         // index into the group's tiles of (k, n)
+};
+
+// What the walking warp knows of 32 neighbouring places; kept in shared memory to leave the registers to the product.
+struct GroupWindow {
+    i32 first_place;
+    i32 tickets_before;
+    i32 slots_before;
+    i32 group[32];
+    i32 first_row[32];
+    i32 end_row[32];
+    i32 pieces[32];
+    i32 tickets_end[32];  // inclusive sums over the window
+    i32 slots_end[32];
+};
+
+// Walked by one whole warp. Tickets of a CTA only rise, so a window of 32 places is scanned once and then left behind.
+// Places are the groups of the schedule by falling length, then (from a multiple of 32 on) the local groups by id, of
+// which only those that the schedule does not know count: they are empty.
+struct GroupTiles {
+    const Params& p;
+    GroupWindow& window;
+    i32 tiles_per_group;
+
+    __device__ void begin() const {
+        if (lane_id() == 0) {
+            window.first_place = 0;
+            window.tickets_before = 0;
+            window.slots_before = 0;
+        }
+        warp_sync();
+        scan();
+    }
+
+    __device__ GroupTile at(i32 ticket) const {
+        while (ticket - window.tickets_before >= window.tickets_end[31]) {
+            warp_sync();
+            if (lane_id() == 0) {
+                window.tickets_before += window.tickets_end[31];
+                window.slots_before += window.slots_end[31];
+                window.first_place += 32;
+            }
+            warp_sync();
+            if (window.first_place >= first_local() + p.groups) return {-1, 0, 0, 0, 0, 0, 0};
+            scan();
+        }
+        const i32 inside = ticket - window.tickets_before;
+        const int owner = first_set_bit(warp_ballot(inside < window.tickets_end[lane_id()]));
+        const i32 pieces = window.pieces[owner];
+        const i32 nth = inside - (window.tickets_end[owner] - pieces * tiles_per_group);
+        const i32 piece = nth / tiles_per_group;
+        const i64 first_row = window.first_row[owner] + static_cast<i64>(piece) * p.chunk;
+        const i64 piece_end = pieces > 1 ? first_row + p.chunk : window.end_row[owner];
+        return {window.group[owner],
+                static_cast<i32>(first_row),
+                piece_end < window.end_row[owner] ? static_cast<i32>(piece_end) : window.end_row[owner],
+                piece,
+                pieces,
+                window.slots_before + window.slots_end[owner] - pieces,
+                nth % tiles_per_group};
+    }
+
+   private:
+    __device__ int first_local() const { return (p.schedule_groups + 31) / 32 * 32; }
+
+    __device__ void scan() const {
+        const Schedule schedule{p.schedule, p.schedule_groups};
+        const i64 offset = p.schedule[kGroupOffset];
+        const int lane = lane_id();
+        const int place = window.first_place + lane;
+        i32 group = -1;
+        i32 pieces = 0;
+        i32 first_row = 0;
+        i32 end_row = 0;
+        if (place < p.schedule_groups) {
+            const i32 global = clamped(schedule.order()[place], 0, p.schedule_groups - 1);
+            const i64 local = global - offset;
+            if (local >= 0 && local < p.groups) {
+                group = static_cast<i32>(local);
+                first_row = clamped(schedule.bounds()[global], 0, p.rows);
+                end_row = clamped(schedule.bounds()[global + 1], first_row, p.rows);
+                pieces = static_cast<i32>((end_row - first_row + static_cast<i64>(p.chunk) - 1) / p.chunk);
+                pieces = pieces > 1 ? pieces : 1;
+            }
+        } else if (place >= first_local() && place - first_local() < p.groups) {
+            const i64 global = place - first_local() + offset;
+            if (global < 0 || global >= p.schedule_groups) {
+                group = place - first_local();
+                pieces = 1;
+            }
+        }
+        i32 tickets = pieces * tiles_per_group;
+        i32 slots = pieces > 1 ? pieces : 0;
+        for (int distance = 1; distance < 32; distance *= 2) {
+            const i32 tickets_below = warp_shfl_up(tickets, distance);
+            const i32 slots_below = warp_shfl_up(slots, distance);
+            if (lane >= distance) {
+                tickets += tickets_below;
+                slots += slots_below;
+            }
+        }
+        window.group[lane] = group;
+        window.first_row[lane] = first_row;
+        window.end_row[lane] = end_row;
+        window.pieces[lane] = pieces;
+        window.tickets_end[lane] = tickets;
+        window.slots_end[lane] = slots;
+        warp_sync();
+    }
+};
+
+}  // namespace cupy_gmm
