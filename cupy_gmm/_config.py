@@ -1,0 +1,93 @@
+"""The tuning points that ship: one `TileConfig` per compiled tile shape, mirrored field by field by `config.cuh`."""
+
+from dataclasses import dataclass
+
+TILE_K = 64  # reduction elements of a pipeline stage; kTileK in config.cuh
+ELEMENT_BYTES = 2
+VECTOR_BYTES = 16
+GRAIN_M = 16  # rows of one tensor-core slice
+
+GROUPED_MM = "grouped_mm"
+WGRAD = "grouped_mm_wgrad"
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """One tuning point of a portable kernel.
+
+    Attributes:
+        name: What `config=` takes.
+        op: The kernel it belongs to, "grouped_mm" or "grouped_mm_wgrad".
+        tile_m: Rows of the output tile (rows of y; k of the weight gradient).
+        tile_n: Columns of the output tile.
+        warps_m: Warps along the rows.
+        warps_n: Warps along the columns.
+        stages: Slots of the load pipeline.
+        min_ctas: CTAs that an SM must be able to hold; caps the registers.
+        vector_bytes: 16 for cp.async on aligned operands, 2 for element loads at any stride and alignment.
+    """
+
+    name: str
+    op: str
+    tile_m: int
+    tile_n: int
+    warps_m: int
+    warps_n: int
+    stages: int
+    min_ctas: int
+    vector_bytes: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of one CTA; the compiler checks the same sum in `TileConfig::shared_bytes`."""
+        return self.stages * (self.tile_m + self.tile_n) * TILE_K * ELEMENT_BYTES
+
+    @property
+    def vectorised(self) -> bool:
+        return self.vector_bytes == VECTOR_BYTES
+
+    def fields(self) -> dict[str, int]:
+        """The fields that the CUDA struct has, by name."""
+        return {field: getattr(self, field) for field in CUDA_FIELDS}
+
+    def why_illegal(self, smem_limit: int, needs_any_stride: bool, height: int) -> str | None:
+        """Says in words why this point cannot run such a call, or None when it can.
+
+        Args:
+            smem_limit: Shared memory bytes that one CTA may use on the device.
+            needs_any_stride: An operand has no 16-byte access.
+            height: Rows of the schedule's longest block (0 where rows are the reduction axis).
+        """
+        if needs_any_stride and self.vectorised:
+            return "it loads 16 bytes at a time, which these strides or base addresses do not allow"
+        if self.shared_bytes > smem_limit:
+            return f"it needs {self.shared_bytes} bytes of shared memory and the device offers {smem_limit} to a block"
+        if height > self.tile_m:
+            return f"its tiles are {self.tile_m} rows high and the schedule's row blocks are up to {height}"
+        return None
+
+
+CUDA_FIELDS = ("tile_m", "tile_n", "warps_m", "warps_n", "stages", "min_ctas", "vector_bytes")
+
+CONFIGS: dict[str, TileConfig] = {
+    config.name: config
+    for config in (
+        TileConfig("128x256", GROUPED_MM, 128, 256, 2, 4, 3, 1, 16),
+        TileConfig("128x128", GROUPED_MM, 128, 128, 2, 2, 3, 2, 16),
+        TileConfig("64x128", GROUPED_MM, 64, 128, 2, 2, 4, 2, 16),
+        TileConfig("16x128", GROUPED_MM, 16, 128, 1, 4, 4, 3, 16),
+        TileConfig("any-128x64", GROUPED_MM, 128, 64, 2, 2, 2, 2, 2),
+        TileConfig("wgrad-128x128", WGRAD, 128, 128, 2, 2, 3, 2, 16),
+        TileConfig("wgrad-64x64", WGRAD, 64, 64, 2, 2, 4, 2, 16),
+        TileConfig("wgrad-any-64x64", WGRAD, 64, 64, 2, 2, 2, 2, 2),
+    )
+}
+
+
+def configs_of(op: str) -> list[TileConfig]:
+    """The shipped points of one kernel, in the order of the table."""
+    return [config for config in CONFIGS.values() if config.op == op]

@@ -1,0 +1,26 @@
+"""The by-value kernel arguments of `params.cuh` as packed bytes. Sizes are asserted on both sides."""
+
+import struct
+
+OUTPUT_TYPES = {"bfloat16": 0, "float16": 1, "float32": 2}  # OutputType
+VECTOR_STORE = 1  # Flag
+ACCUMULATE = 2
+UNKNOWN_GROUPS = 0x7FFFFFFF  # ScheduleParams::num_groups when the weights are not known yet
+
+# Params: what changes from call to call stands first, so that a plan keeps the rest as bytes.
+# a, b, c, schedule, tickets, status, partials
+PARAMS_POINTERS = struct.Struct("<7Q")
+# a_row, a_col, b_group, b_row, b_col, c_group, c_row, c_col |
+# rows, k, n, groups, schedule_groups, max_blocks, panel, chunk, c_type, flags
+PARAMS_FACTS = struct.Struct("<8q10i")
+
+# offs, group_offset, table, zeroed | offs_stride |
+# groups, rows, height, granule, group_offset_value, num_groups, max_blocks, zeroed_words, offs_is_int64, reserved
+SCHEDULE_PARAMS = struct.Struct("<4Qq10i")
+
+# sizes, offs | sizes_stride | groups, sizes_are_int64
+SIZES_PARAMS = struct.Struct("<2Qq2i")
+
+assert SIZES_PARAMS.size == 32
+assert PARAMS_POINTERS.size + PARAMS_FACTS.size == 160
+assert SCHEDULE_PARAMS.size == 80

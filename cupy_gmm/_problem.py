@@ -1,0 +1,280 @@
+"""Problem: the pointer-free facts of one product call. Every check of a user's argument that needs no device is here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ._config import GROUPED_MM, VECTOR_BYTES, WGRAD
+from ._variants import K_MAJOR, MN_MAJOR, STRIDED
+from .errors import ArgumentError, DtypeError
+
+INPUT_DTYPES = ("bfloat16", "float16")
+OUTPUT_DTYPES = ("bfloat16", "float16", "float32")
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+MAX_ROWS = 0x7FFF0000  # the largest extent of any axis: tile arithmetic stays inside int32
+CHECKS = (None, "sync", "async")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a kernel must know of one call, without addresses. Strides count elements, innermost last.
+
+    Attributes:
+        op: "grouped_mm" or "grouped_mm_wgrad".
+        a_strides: (row, column) of x.
+        b_strides: (group, row, column) of w, or (0, row, column) of dy.
+        c_strides: (group, row, column) of the result; group 0 for y.
+        groups: Groups of w or of the weight gradient.
+        b_layout: How the right operand lies in memory, a name of `operand.cuh`.
+        any_stride: Some operand has no 16-byte access.
+        vector_store: The result takes 16-byte stores.
+    """
+
+    op: str
+    dtype: str
+    out_dtype: str
+    rows: int
+    k: int
+    n: int
+    groups: int
+    a_strides: tuple[int, int]
+    b_strides: tuple[int, int, int]
+    c_strides: tuple[int, int, int]
+    b_layout: str
+    any_stride: bool
+    vector_store: bool
+    accumulate: bool = False
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        return (self.rows, self.n) if self.op == GROUPED_MM else (self.groups, self.k, self.n)
+
+
+def dtype_name(dtype: Any) -> str:
+    """Canonical name of a dtype object of any framework, or of its name."""
+    if isinstance(dtype, str):
+        return dtype
+    text = str(dtype)
+    if text.startswith("torch."):
+        return text.removeprefix("torch.")
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
+    return str(name or text)
+
+
+def forward(x: Any, w: Any, out: Any, out_dtype: Any) -> Problem:
+    """Facts of `grouped_mm`.
+
+    Args:
+        x: View, (rows, k).
+        w: View, (groups, k, n).
+        out: View or None.
+        out_dtype: What the caller asked for, or None.
+
+    Raises:
+        ArgumentError: A shape or stride does not fit.
+        DtypeError: A dtype is not offered.
+    """
+    _rank("x", x, 2, "(rows, k)")
+    _rank("w", w, 3, "(groups, k, n)")
+    _input_dtype("x", x)
+    _same_dtype("w", w, "x", x)
+    rows, k = x.shape
+    groups, w_k, n = w.shape
+    if w_k != k:
+        hint = "; pass `w.mT`" if n == k else ""
+        raise ArgumentError(
+            f"`w` has shape {w.shape}: expected (groups, k, n) with k = {k}, as `x` has shape {x.shape}{hint}."
+        )
+    _extents(rows=rows, k=k, n=n, groups=groups)
+    name = _out_dtype(out, out_dtype, x.dtype)
+    c_strides = _out_strides(out, (rows, n), name, "y")
+    layout = _weight_layout(w)
+    return Problem(
+        op=GROUPED_MM,
+        dtype=x.dtype,
+        out_dtype=name,
+        rows=rows,
+        k=k,
+        n=n,
+        groups=groups,
+        a_strides=x.strides,
+        b_strides=w.strides,
+        c_strides=(0, *c_strides),
+        b_layout=layout,
+        any_stride=layout == STRIDED or not _rows_contiguous(x),
+        vector_store=_vector_store(out, (0, *c_strides), (1, rows, n), name),
+    )
+
+
+def weight_gradient(x: Any, dy: Any, out: Any, out_dtype: Any, groups: int, accumulate: bool) -> Problem:
+    """Facts of `grouped_mm_wgrad`. Arguments as in `forward`; `groups` is that of the result.
+
+    Raises:
+        ArgumentError: A shape or stride does not fit.
+        DtypeError: A dtype is not offered.
+    """
+    _rank("x", x, 2, "(rows, k)")
+    _rank("dy", dy, 2, "(rows, n)")
+    _input_dtype("x", x)
+    _same_dtype("dy", dy, "x", x)
+    rows, k = x.shape
+    if dy.shape[0] != rows:
+        raise ArgumentError(
+            f"`dy` has shape {dy.shape}: expected (rows, n) with rows = {rows}, as `x` has shape {x.shape}; "
+            "pass the gradient of the product of this `x`."
+        )
+    n = dy.shape[1]
+    _extents(rows=rows, k=k, n=n, groups=groups)
+    name = _out_dtype(out, out_dtype, x.dtype)
+    if accumulate and out is None:
+        raise ArgumentError("`accumulate` is True and `out` is None: pass the array to add to as `out=`.")
+    c_strides = _out_strides(out, (groups, k, n), name, "dw")
+    return Problem(
+        op=WGRAD,
+        dtype=x.dtype,
+        out_dtype=name,
+        rows=rows,
+        k=k,
+        n=n,
+        groups=groups,
+        a_strides=x.strides,
+        b_strides=(0, *dy.strides),
+        c_strides=c_strides,  # type: ignore[arg-type]
+        b_layout=MN_MAJOR,
+        any_stride=not (_rows_contiguous(x) and _rows_contiguous(dy)),
+        vector_store=_vector_store(out, c_strides, (groups, k, n), name),
+        accumulate=accumulate,
+    )
+
+
+def offsets(offs: Any) -> int:
+    """Checks the view of `offs` and returns its number of groups."""
+    if len(offs.shape) != 1:
+        raise ArgumentError(
+            f"`offs` has shape {offs.shape}: expected (groups,) end offsets; pass `offs_from_sizes(sizes)` or a Schedule."
+        )
+    if offs.dtype not in ("int32", "int64"):
+        raise DtypeError(f"`offs` has dtype {offs.dtype}: expected int32 or int64 end offsets; cast it with `.astype(int32)`.")
+    _extents(groups=offs.shape[0])
+    return int(offs.shape[0])
+
+
+def rows_of_schedule(rows: Any) -> int:
+    """Checks the `rows` that a schedule is made for."""
+    if isinstance(rows, bool) or not hasattr(rows, "__index__"):
+        raise ArgumentError(f"`rows` is {rows!r}: expected the number of rows of `x`, an int.")
+    _extents(rows=rows.__index__())
+    return int(rows.__index__())
+
+
+def group_range(group_offset: int, groups: int, local: int) -> None:
+    """Checks a host `group_offset` and the number of local groups against that of `offs`."""
+    if group_offset < 0:
+        raise ArgumentError(f"`group_offset` is {group_offset}: expected the index of the first local group, 0 or more.")
+    if group_offset + local > groups:
+        raise ArgumentError(
+            f"`offs` has length {groups}: expected at least {group_offset + local}, one end offset for each group, as there "
+            f"are {local} local groups from `group_offset` {group_offset} on; pass end offsets without a leading 0."
+        )
+
+
+def check_mode(check: object) -> None:
+    if check not in CHECKS:
+        raise ArgumentError(f'`check` is {check!r}: expected None, "sync" or "async".')
+
+
+def _rank(name: str, view: Any, rank: int, shape: str) -> None:
+    if len(view.shape) != rank:
+        raise ArgumentError(f"`{name}` has shape {view.shape}: expected {shape}; pass an array of {rank} axes.")
+
+
+def _input_dtype(name: str, view: Any) -> None:
+    if view.dtype not in INPUT_DTYPES:
+        raise DtypeError(
+            f"`{name}` has dtype {view.dtype}: expected bfloat16 or float16; cast it, for example `{name}.astype(bfloat16)`."
+        )
+
+
+def _same_dtype(name: str, view: Any, other: str, reference: Any) -> None:
+    if view.dtype != reference.dtype:
+        raise DtypeError(
+            f"`{name}` has dtype {view.dtype}: expected {reference.dtype}, as `{other}` has; "
+            f"cast it, for example `{name}.astype({reference.dtype})`."
+        )
+
+
+def _extents(**extents: int) -> None:
+    for name, extent in extents.items():
+        if not 0 <= extent <= MAX_ROWS:
+            raise ArgumentError(f"`{name}` is {extent}: expected 0 to {MAX_ROWS}; split the call into several.")
+
+
+def _out_dtype(out: Any, out_dtype: Any, default: str) -> str:
+    if out_dtype is not None:
+        name = dtype_name(out_dtype)
+        if name not in OUTPUT_DTYPES:
+            raise DtypeError(f"`out_dtype` is {name}: expected one of {', '.join(OUTPUT_DTYPES)}; cast the result instead.")
+        if out is not None and out.dtype != name:
+            raise DtypeError(f"`out` has dtype {out.dtype} and `out_dtype` is {name}: expected the same; drop `out_dtype`.")
+        return name
+    if out is None:
+        return default
+    if out.dtype not in OUTPUT_DTYPES:
+        raise DtypeError(f"`out` has dtype {out.dtype}: expected one of {', '.join(OUTPUT_DTYPES)}; allocate it as {default}.")
+    return str(out.dtype)
+
+
+def _out_strides(out: Any, shape: tuple[int, ...], dtype: str, meaning: str) -> tuple[int, ...]:
+    if out is None:
+        return contiguous_strides(shape)
+    if out.shape != shape:
+        raise ArgumentError(f"`out` has shape {out.shape}: expected {shape}, the shape of {meaning}; allocate it so.")
+    # Sorted by stride, each axis must step over everything that the smaller ones reach.
+    reach = 0
+    for stride, extent in sorted((abs(s), e) for s, e in zip(out.strides, shape, strict=True) if e > 1):
+        if stride <= reach:
+            raise ArgumentError(
+                f"`out` has strides {out.strides} for shape {shape}: elements overlap in memory; pass an array of its own."
+            )
+        reach += stride * (extent - 1)
+    return tuple(out.strides)
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Element strides of a C-contiguous array."""
+    strides = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def _aligned(view: Any, pitches: Sequence[tuple[int, int]]) -> bool:
+    """Base address and every (extent, stride) that is walked keep 16-byte alignment of 2-byte elements."""
+    step = VECTOR_BYTES // 2
+    return view.ptr % VECTOR_BYTES == 0 and all(extent <= 1 or stride % step == 0 for extent, stride in pitches)
+
+
+def _rows_contiguous(view: Any) -> bool:
+    (rows, cols), (row, col) = view.shape, view.strides
+    return (cols <= 1 or col == 1) and _aligned(view, [(rows, row)])
+
+
+def _weight_layout(w: Any) -> str:
+    groups, k, n = w.shape
+    group, k_stride, n_stride = w.strides
+    if (n <= 1 or n_stride == 1) and _aligned(w, [(groups, group), (k, k_stride)]):
+        return MN_MAJOR
+    if (k <= 1 or k_stride == 1) and _aligned(w, [(groups, group), (n, n_stride)]):
+        return K_MAJOR
+    return STRIDED
+
+
+def _vector_store(out: Any, strides: Sequence[int], extents: Sequence[int], dtype: str) -> bool:
+    group, row, col = strides
+    if extents[2] > 1 and col != 1:
+        return False
+    step = VECTOR_BYTES // ITEM_BYTES[dtype]
+    aligned = out is None or out.ptr % VECTOR_BYTES == 0
+    return aligned and all(extent <= 1 or stride % step == 0 for extent, stride in zip(extents[:2], (group, row), strict=True))

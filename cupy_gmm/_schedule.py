@@ -1,0 +1,261 @@
+"""The schedule: which rows belong to which group, as a table of row blocks built on the device from end offsets."""
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from . import _arrays, _device, _heuristics, _launch, _plan, _problem, reference
+from ._params import SCHEDULE_PARAMS, SIZES_PARAMS, UNKNOWN_GROUPS
+from .errors import ArgumentError, DtypeError
+
+UNIT = "schedule.cu"
+THREADS = 512  # kScheduleThreads
+MAX_SHARED_GROUPS = 4096  # more groups take one CTA and global memory; 32 KB of shared memory at this many
+GROUPS_PER_CTA = 512
+STATUS_NAMES = {1: "negative", 2: "decreasing", 4: "beyond rows"}
+STATUS_WORD = 1  # of the table's header
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Row blocks of one set of offsets: pass it as `offs` to every product with the same rows.
+
+    Made by `make_schedule`. It depends on the offsets and the number of rows alone, not on K or N, so both products of a
+    layer, their input gradients and their weight gradients share one.
+
+    Attributes:
+        table: int32 array in the family of `offs`; its layout is documented in `kernels/params.cuh`.
+        groups: Length of `offs`.
+        rows: Rows of the operands it was made for.
+        group_offset: The host value given to `make_schedule`, or None when it is on the device.
+        height: Most rows of one block.
+    """
+
+    table: Any
+    groups: int
+    rows: int
+    group_offset: int | None
+    height: int
+    view: Any = field(repr=False, compare=False)
+
+
+def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule | None = None) -> Schedule:
+    """Builds the schedule of `offs` once, for all products over the same rows.
+
+        block j of group g: rows [start_g + j * height', ...), at most `height` of them, height fixed by (rows, G)
+
+    Args:
+        offs: (G,) int32 or int64 end offsets on the device of the operands (or on the CPU for the NumPy path): group g owns
+            rows `offs[g - 1]` to `offs[g] - 1`. Any content is safe: the running maximum clamped to [0, rows] counts. The
+            content is not checked; see `check=` of the products.
+        rows: Rows of x, 0 to 0x7fff0000.
+        group_offset: Index of the first group whose weights are local; an int, or an int32 device array of one element.
+        out: A Schedule of the same number of groups and rows to build into, for example inside a CUDA graph.
+
+    Returns:
+        A Schedule whose table is in the family of `offs`; `out` itself when given.
+
+    Raises:
+        ArgumentError: A rank, extent or device does not fit, or `out` was made for other extents.
+        DtypeError: `offs` holds no int32 or int64.
+
+    Cost:
+        One launch, a few microseconds on the device; never waits for it. Capturable in a CUDA graph with `out=`.
+
+    Source:
+        kernels/schedule.cu.
+    """
+    rows = _problem.rows_of_schedule(rows)
+    host_offset, device_offset = split_group_offset(group_offset)
+    table = None if out is None else _schedule_of("out", out).table
+    site, (offs_view, offset_view, table_view) = _arrays.locate(
+        ("offs", offs), ("group_offset", device_offset), ("out", table), writable=frozenset({"out"})
+    )
+    groups = _problem.offsets(offs_view)
+    if device_offset is None:
+        _problem.group_range(host_offset or 0, groups, 0)
+    check_group_offset(offset_view)
+    height = _heuristics.block_height(rows, groups)[0]
+    shape = _plan.table_shape(groups, rows, height)
+    if out is not None and (out.groups, out.rows) != (groups, rows):
+        raise ArgumentError(
+            f"`out` was made for {out.groups} groups and {out.rows} rows: expected {groups} groups and {rows} rows, as `offs` "
+            "and `rows` say; make a new Schedule."
+        )
+    with site.guard():
+        if table_view is None:
+            table, table_view = site.empty((shape.words,), "int32")
+        if site.is_cpu:
+            offset = int(_arrays.host(offset_view).reshape(-1)[0]) if offset_view is not None else host_offset or 0
+            _arrays.host(table_view)[: shape.words] = reference.schedule(
+                _arrays.host(offs_view), rows, offset, None, height, shape.granule
+            )
+        else:
+            build(site, shape, offs_view, table_view.ptr, host_offset or 0, offset_view)
+            site.hold((offs_view, offset_view, table_view))
+    if out is not None:
+        return out
+    table = site.finish(table)
+    return Schedule(table, groups, rows, host_offset, height, table_view)
+
+
+def build(
+    site: Any,
+    shape: _plan.TableShape,
+    offs: Any,
+    table: int,
+    group_offset: int,
+    group_offset_view: Any = None,
+    num_groups: int = UNKNOWN_GROUPS,
+    zeroed_words: int = 0,
+) -> None:
+    """Launches the kernel that fills the table at address `table` and zeroes the `zeroed_words` words behind it."""
+    shared = shape.groups <= MAX_SHARED_GROUPS
+    params = SCHEDULE_PARAMS.pack(
+        offs.ptr,
+        0 if group_offset_view is None else group_offset_view.ptr,
+        table,
+        table + shape.nbytes if zeroed_words else 0,
+        offs.strides[0] if shape.groups > 1 else 0,
+        shape.groups,
+        shape.rows,
+        shape.height,
+        shape.granule,
+        group_offset,
+        num_groups,
+        shape.max_blocks,
+        zeroed_words,
+        offs.dtype == "int64",
+        0,
+    )
+    if shared:
+        function = _launch.unit_function(UNIT, "schedule_shared", site.device)
+        work = max(shape.max_blocks // (4 * THREADS), shape.groups // GROUPS_PER_CTA)
+        _launch.launch(function, 1 + work, THREADS, (2 * shape.groups + 1) * 4, site, params)
+    else:
+        function = _launch.unit_function(UNIT, "schedule_global", site.device)
+        _launch.launch(function, 1, THREADS, 0, site, params)
+
+
+def running_sum(group_sizes: Any) -> Any:
+    """`ops.offs_from_sizes`."""
+    site, (sizes,) = _arrays.locate(("group_sizes", group_sizes))
+    if len(sizes.shape) != 1:
+        raise ArgumentError(f"`group_sizes` has shape {sizes.shape}: expected (groups,) rows of each group.")
+    if sizes.dtype not in ("int32", "int64"):
+        raise DtypeError(f"`group_sizes` has dtype {sizes.dtype}: expected int32 or int64; cast it with `.astype(int32)`.")
+    with site.guard():
+        native, view = site.empty(sizes.shape, "int32")
+        groups = sizes.shape[0]
+        if site.is_cpu:
+            limits = np.iinfo(np.int32)
+            np.clip(np.cumsum(_arrays.host(sizes), dtype=np.int64), limits.min, limits.max, out=_arrays.host(view), casting="unsafe")
+        elif groups:
+            function = _launch.unit_function(UNIT, "offsets_of_sizes", site.device)
+            stride = sizes.strides[0] if groups > 1 else 0
+            params = SIZES_PARAMS.pack(sizes.ptr, view.ptr, stride, groups, sizes.dtype == "int64")
+            _launch.launch(function, 1, THREADS, 0, site, params)
+        site.hold((sizes, view))
+    return site.finish(native)
+
+
+def split_group_offset(group_offset: Any) -> tuple[int | None, Any]:
+    """(host value, device array): exactly one of them is not None."""
+    if isinstance(group_offset, int) and not isinstance(group_offset, bool):
+        return group_offset, None
+    if isinstance(group_offset, np.integer):
+        return int(group_offset), None
+    if not hasattr(group_offset, "shape"):
+        raise ArgumentError(
+            f"`group_offset` is {group_offset!r}: expected an int, or an int32 array of one element on the device of `x`."
+        )
+    return None, group_offset
+
+
+def check_group_offset(view: Any) -> None:
+    """Checks the view of a `group_offset` that lives on the device."""
+    if view is None:
+        return
+    if view.dtype != "int32":
+        raise DtypeError(f"`group_offset` has dtype {view.dtype}: expected int32; cast it with `.astype(int32)`.")
+    if view.shape not in ((), (1,)):
+        raise ArgumentError(f"`group_offset` has shape {view.shape}: expected one element, shape () or (1,).")
+
+
+def _schedule_of(name: str, value: Any) -> Schedule:
+    if not isinstance(value, Schedule):
+        raise ArgumentError(f"`{name}` is a {type(value).__name__}: expected a Schedule, as `make_schedule` returns.")
+    return value
+
+
+def status_text(bits: int) -> str:
+    """What a status word says, as part of a sentence."""
+    return ", ".join(name for bit, name in STATUS_NAMES.items() if bits & bit)
+
+
+def raise_for_status(bits: int, rows: int) -> None:
+    """Raises the error of `check="sync"` when `bits` says that `offs` is malformed."""
+    if bits:
+        raise ArgumentError(
+            f"`offs` is malformed ({status_text(bits)}): expected non-decreasing end offsets between 0 and rows = {rows}; "
+            "pass `offs_from_sizes(sizes)`."
+        )
+
+
+def read_word(address: int, site: Any) -> int:
+    """Reads one int32 of the device; waits for the stream of `site`."""
+    runtime = _device.import_cupy().cuda.runtime
+    word = np.zeros(1, np.int32)
+    runtime.memcpyAsync(word.ctypes.data, address, 4, runtime.memcpyDeviceToHost, site.stream)
+    runtime.streamSynchronize(site.stream)
+    return int(word[0])
+
+
+@functools.cache
+def status_word(device: int) -> Any:
+    """The device's int32 word that `check="async"` collects findings in, zero at first; a CuPy or NumPy array."""
+    if device < 0:
+        return np.zeros(1, np.int32)
+    cupy = _device.import_cupy()
+    with cupy.cuda.Device(device):
+        word = cupy.zeros(1, dtype=np.int32)
+        cupy.cuda.get_current_stream().synchronize()  # other streams may use it from now on
+        return word
+
+
+def async_status(device: int | None = None) -> tuple[str, ...]:
+    """Names of what calls with `check="async"` have found wrong with their offsets, and forgets it.
+
+    Args:
+        device: CUDA ordinal; None for the current device, or for the CPU where there is no device. -1 is the CPU.
+
+    Returns:
+        A tuple of "negative", "decreasing", "beyond rows"; empty when every checked call was fine.
+
+    Raises:
+        ArgumentError: No such device.
+
+    Cost:
+        Waits for the device; call it once a step or less, never inside a CUDA graph.
+    """
+    if device is None:
+        device = _device.import_cupy().cuda.Device().id if _device.count() else -1
+    if device >= 0:
+        _device.info(device)
+        cupy = _device.import_cupy()
+        with cupy.cuda.Device(device):
+            cupy.cuda.runtime.deviceSynchronize()
+            word = status_word(device)
+            bits = int(word[0].get())
+            word.fill(0)
+            cupy.cuda.runtime.deviceSynchronize()
+    else:
+        word = status_word(-1)
+        bits = int(word[0])
+        word[0] = 0
+    return tuple(name for bit, name in STATUS_NAMES.items() if bits & bit)
+
+
+_device.forget_in_child(status_word.cache_clear)
