@@ -1,0 +1,152 @@
+"""`demo`: one expert layer on real text, forward and backward, checked number by number, timed and drawn."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from .. import _device
+from ..counts import Machine, describe, load, tile
+from ..errors import ArgumentError, UnsupportedError
+from . import figures, step, text
+from .output import Json, emit, mark, table
+
+_HEIGHTS = (16, 32, 64, 128, 256)
+
+_ON_CPU = step.Sizes(tokens=4096, hidden=256, inner=512, experts=32, top_k=2)
+_ON_GPU = step.Sizes(tokens=8192, hidden=2048, inner=1024, experts=64, top_k=4)
+
+
+def demo(
+    text_file: Annotated[
+        Path | None,
+        typer.Option("--text", help="Text to route, one token a byte; default: Python's own documentation."),
+    ] = None,
+    counts_file: Annotated[
+        Path | None, typer.Option("--counts", help="Replay recorded counts (JSON), scaled to --tokens.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Default 4096; on a GPU 8192.")] = None,
+    hidden: Annotated[int | None, typer.Option(min=1, help="Default 256; on a GPU 2048.")] = None,
+    inner: Annotated[int | None, typer.Option(min=1, help="Default 512; on a GPU 1024.")] = None,
+    experts: Annotated[
+        int | None, typer.Option(min=1, help="Default 32; on a GPU 64; with --counts the file's.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Experts a token; default 2; on a GPU 4.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, router and gradient.")] = 0,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Use the NumPy path even where there is a GPU.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Where the picture goes, .svg or .png; default demo.svg here.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run one expert layer on real text, check every number, time it and draw it.
+
+    Each byte of the text is a token; a fixed random router sends it to its experts, so the counts are as
+    uneven as language. One expert is kept empty and one gets a single row, where other libraries have failed.
+    Then `expert_ffn` and `expert_ffn_backward` run in bfloat16, on the GPU where there is one and in NumPy
+    elsewhere, and a plain loop over the experts in float64 judges the results element by element. Exit code
+    1 if one is wrong.
+    """
+    on_gpu = not cpu and _device.count() > 0
+    recorded = None if counts_file is None else load(counts_file)[0]
+    asked = {"tokens": tokens, "hidden": hidden, "inner": inner, "experts": experts, "top_k": top_k}
+    if recorded is not None:
+        if experts not in (None, len(recorded.counts)):
+            raise ArgumentError(
+                f"`--experts` is {experts}: expected {len(recorded.counts)} as in {counts_file}"
+            )
+        asked["experts"] = len(recorded.counts)
+    defaults = _ON_GPU if on_gpu else _ON_CPU
+    sizes = dataclasses.replace(
+        defaults, **{name: value for name, value in asked.items() if value is not None}
+    )
+    source = text.standard_library() if text_file is None else text.read(text_file)
+    if len(source) < sizes.tokens:
+        if tokens is not None:
+            raise ArgumentError(
+                f"`--tokens` is {tokens}: expected at most {len(source)}, the bytes of the text"
+            )
+        sizes = dataclasses.replace(sizes, tokens=len(source))
+    if sizes.top_k > sizes.experts:
+        raise ArgumentError(
+            f"`--top-k` is {sizes.top_k}: expected at most {sizes.experts}, the number of experts"
+        )
+
+    xp = _gpu_arrays() if on_gpu else np
+    layer = step.make(xp, source[: sizes.tokens], sizes, None if recorded is None else recorded.counts, seed)
+    result = step.run(layer, sizes, on_gpu)
+    machine = Machine(sms=_device.info(0).sm_count) if on_gpu else Machine()
+    heights = [
+        tile(result["counts"], k=sizes.hidden, n=2 * sizes.inner, tile_m=m, machine=machine) for m in _HEIGHTS
+    ]
+    document = {
+        "name": "text" if recorded is None else recorded.name,
+        "device": _device.info(0).name if on_gpu else "the CPU (NumPy)",
+        "on_gpu": on_gpu,
+        "text": text_file or "the standard library's documentation",
+        "replayed": counts_file,
+        "sizes": sizes,
+        "seed": seed,
+        "skew": describe(result["counts"]),
+        "tilings": heights,
+        "ok": all(check["ok"] for check in result["checks"]),
+        **result,
+    }
+    try:
+        document["picture"] = figures.save(figures.demo(document), plot or Path("demo.svg"))
+    except UnsupportedError as error:
+        if plot is not None:
+            raise
+        document["picture"], document["no_picture"] = None, str(error)
+    emit(document, json, lambda console: _draw(console, document))
+    if not document["ok"]:
+        raise typer.Exit(1)
+
+
+def _gpu_arrays() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise UnsupportedError(
+            "There is a GPU, and CuPy cannot be imported "
+            f"({error}): pip install 'cupy-gmm[cuda12]' or [cuda13], or pass --cpu"
+        ) from error
+    return cupy
+
+
+def _draw(console: Console, document: dict[str, Any]) -> None:
+    sizes, skew, timings = document["sizes"], document["skew"], document["timings"]
+    replayed = document["replayed"]
+    origin = f"with counts replayed from {replayed}" if replayed else f"of {document['text']}"
+    console.print(
+        f"[bold]One expert layer on {document['device']}[/], bfloat16: {sizes.tokens:,} tokens "
+        f"{escape(origin)},\nhidden {sizes.hidden}, inner {sizes.inner}, {sizes.experts} experts, "
+        f"top {sizes.top_k}: {skew.rows:,} rows, {skew.smallest:,} to {skew.largest:,} an expert, "
+        f"mean {skew.mean:,.0f}, {skew.empty} empty, Gini {skew.gini:.2f}."
+    )
+    caption = "1 or less is right; rounding to bfloat16 takes most of it, so values just below 1 are normal."
+    columns = ("quantity", "shape", "type", "worst error / bound", "")
+    checks = table("Against a loop over the experts in float64", *columns, caption=caption)
+    for check in document["checks"]:
+        ratio = check["worst_error_over_bound"]
+        shape = " x ".join(map(str, check["shape"]))
+        error = "exact" if ratio is None else f"{ratio:.3f}"
+        checks.add_row(check["quantity"], shape, check["dtype"], error, mark(check["ok"]))
+    console.print(checks)
+    unit, factor = ("TFLOP/s", 1e-9) if document["on_gpu"] else ("GFLOP/s", 1e-6)
+    times = table(f"Time ({timings['clock']})", "step", "ms", unit)
+    for name, products in (("forward", 1), ("backward", 2)):
+        ms = timings[f"{name}_ms"]
+        times.add_row(name, f"{ms:.3f}", f"{products * document['flop'] / ms * factor:,.1f}")
+    console.print(times)
+    console.print(
+        f"First call, compiling or reading the kernel cache included: {timings['first_call_s']:.2f} s."
+    )
+    useful = ", ".join(f"{tiling.useful:.0%} at {tiling.tile_m}" for tiling in document["tilings"])
+    console.print(f"Computed rows that are real, by tile height: {useful}.")
+    console.print(f"Picture: {document['picture'] or document['no_picture']}", markup=False)
+    console.print("[green]All checks passed.[/]" if document["ok"] else "[bold red]A check failed.[/]")
