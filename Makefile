@@ -58,6 +58,7 @@ check: lint test  ## what a change must pass: lint, then test
 
 bench:  ## times of the problems of bench/shapes.py on this GPU, against their limits and PyTorch
 	$(call ready,bench,bench)
+	@$(PY) tools/setup_env.py check bench
 	$(PY) -m bench.products
 
 clean:  ## remove caches and builds; .venv stays

@@ -26,7 +26,5 @@ def run() -> dict[str, Any]:
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "driver_cuda": ".".join(map(str, device.driver_version)),
         "nvrtc": _nvrtc.version(),
-        "clocks_power": _output(
-            "nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw", "--format=csv,noheader"
-        ),
+        "clocks_power": _output("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw", "--format=csv,noheader"),
     }

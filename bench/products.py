@@ -19,7 +19,7 @@ from rich.table import Table
 import cupy_gmm
 from bench import facts, timing
 from bench.shapes import PROBLEMS, Problem
-from cupy_gmm import _config, ops
+from cupy_gmm import _call, _config, ops
 
 OPS = ("forward", "input-gradient", "weight-gradient")
 
@@ -85,15 +85,22 @@ def worst_ratio(found: dict[str, torch.Tensor], problem: Problem, op: str) -> fl
     """Largest |error| / bound of our result on these operands, against float32 products of each group."""
     x, offs = found["x"], np.cumsum(problem.counts)
     worst = 0.0
-    result = ops.grouped_mm_wgrad(x, found["dy"], found["offs"]) if op == "weight-gradient" else ops.grouped_mm(
-        x, found["w"], found["offs"]
+    result = (
+        ops.grouped_mm_wgrad(x, found["dy"], found["offs"])
+        if op == "weight-gradient"
+        else ops.grouped_mm(x, found["w"], found["offs"])
     )
     start = 0
     for group, end in enumerate(offs):
         rows = slice(start, int(end))
         start = int(end)
         if op == "weight-gradient":
-            a, b, got, terms = x[rows].T.float(), found["dy"][rows].float(), result[group], problem.counts[group]
+            a, b, got, terms = (
+                x[rows].T.float(),
+                found["dy"][rows].float(),
+                result[group],
+                problem.counts[group],
+            )
         else:
             a, b, got, terms = x[rows].float(), found["w"][group].float(), result[rows], problem.k
         want = a @ b
@@ -111,7 +118,7 @@ def measure(problem: Problem, op: str, bandwidth: float, configs: list[str | Non
     contenders = {"dense": dense(problem, op), "torch": peer(found, op)} | dict(ours(found, op, configs))
     times = timing.interleaved(contenders, rounds)
     bytes_us = moved_bytes(problem, op) / bandwidth * 1e6
-    chosen = [plan.config.name for plan in ops._plans.values() if plan.problem.rows == problem.rows][0]
+    chosen = next(plan.config.name for plan in _call.plans.values() if plan.problem.rows == problem.rows)
     record = {
         "problem": problem.name, "op": op, "dtype": "bfloat16", "groups": problem.groups, "rows": problem.rows,
         "k": problem.k, "n": problem.n, "dense_us": times["dense"], "bytes_us": bytes_us,
@@ -119,14 +126,25 @@ def measure(problem: Problem, op: str, bandwidth: float, configs: list[str | Non
         "torch_us": times["torch"], "config": chosen, "worst_error": error,
     }  # fmt: skip
     record["forced_us"] = {name.removeprefix("ours:"): us for name, us in times.items() if name.startswith("ours:")}
-    ops._plans.clear()
+    _call.plans.clear()
     return record
 
 
 def table(records: list[dict[str, Any]]) -> Table:
     """The printed form of the records."""
     view = Table(title="microseconds (median); ratios above 1 mean ours is faster")
-    for column in ("problem", "op", "dense", "bytes", "ours", "+schedule", "torch", "dense/ours", "limit/ours", "torch/ours"):
+    for column in (
+        "problem",
+        "op",
+        "dense",
+        "bytes",
+        "ours",
+        "+schedule",
+        "torch",
+        "dense/ours",
+        "limit/ours",
+        "torch/ours",
+    ):
         view.add_column(column, justify="left" if column in ("problem", "op") else "right")
     view.add_column("config (forced: us)")
     for r in records:
@@ -141,7 +159,7 @@ def table(records: list[dict[str, Any]]) -> Table:
 
 
 def host_costs() -> dict[str, float]:
-    """Host microseconds of one warm `grouped_mm` call from CuPy arrays, on a product that the device finishes sooner."""
+    """Host microseconds of one warm `grouped_mm` call from CuPy arrays; the device finishes sooner."""
     import ml_dtypes
 
     x = cupy.ones((64, 64), dtype=ml_dtypes.bfloat16)

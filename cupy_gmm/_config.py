@@ -1,14 +1,14 @@
-"""The tuning points that ship: one `TileConfig` per compiled tile shape, mirrored field by field by `config.cuh`."""
+"""The tuning points that ship, mirrored field by field by `config.cuh` and `sm90/config.cuh`."""
 
 from dataclasses import dataclass
 
 TILE_K = 64  # reduction elements of a pipeline stage; kTileK in config.cuh
 ELEMENT_BYTES = 2
 VECTOR_BYTES = 16
-GRAIN_M = 16  # rows of one tensor-core slice
 
 GROUPED_MM = "grouped_mm"
 WGRAD = "grouped_mm_wgrad"
+HOPPER = "sm_90"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +50,95 @@ class TileConfig:
     def vectorised(self) -> bool:
         return self.vector_bytes == VECTOR_BYTES
 
+    @property
+    def struct(self) -> str:
+        """The CUDA type."""
+        return "TileConfig"
+
     def fields(self) -> dict[str, int]:
         """The fields that the CUDA struct has, by name."""
-        return {field: getattr(self, field) for field in CUDA_FIELDS}
+        names = ("tile_m", "tile_n", "warps_m", "warps_n", "stages", "min_ctas", "vector_bytes")
+        return {name: getattr(self, name) for name in names}
 
-    def why_illegal(self, smem_limit: int, needs_any_stride: bool, height: int) -> str | None:
+    def target(self, arch: str) -> str:
+        """What to compile for on an architecture."""
+        return arch
+
+    def why_illegal(self, arch: str, smem_limit: int, any_stride: bool) -> str | None:
         """Says in words why this point cannot run such a call, or None when it can.
 
         Args:
+            arch: Architecture of the device, "sm_90".
             smem_limit: Shared memory bytes that one CTA may use on the device.
-            needs_any_stride: An operand has no 16-byte access.
-            height: Rows of the schedule's longest block (0 where rows are the reduction axis).
+            any_stride: An operand has no 16-byte access.
         """
-        if needs_any_stride and self.vectorised:
+        if any_stride and self.vectorised:
             return "it loads 16 bytes at a time, which these strides or base addresses do not allow"
         if self.shared_bytes > smem_limit:
             return f"it needs {self.shared_bytes} bytes of shared memory and the device offers {smem_limit} to a block"
-        if height > self.tile_m:
-            return f"its tiles are {self.tile_m} rows high and the schedule's row blocks are up to {height}"
         return None
 
 
-CUDA_FIELDS = ("tile_m", "tile_n", "warps_m", "warps_n", "stages", "min_ctas", "vector_bytes")
+@dataclass(frozen=True, slots=True)
+class HopperConfig:
+    """One tuning point of the wgmma kernels for sm_90.
 
-CONFIGS: dict[str, TileConfig] = {
+    Attributes:
+        name: What `config=` takes.
+        op: The kernel it belongs to.
+        columns: Weight columns of a tile.
+        max_tokens: Most rows of a tile.
+        stages: Slots of the load ring.
+    """
+
+    name: str
+    op: str
+    columns: int
+    max_tokens: int
+    stages: int
+
+    min_ctas = 1
+    vectorised = True
+    struct = "HopperConfig"
+
+    @property
+    def tile_m(self) -> int:
+        return self.max_tokens
+
+    @property
+    def tile_n(self) -> int:
+        return self.columns
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.columns // 64)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of one CTA: ring, staging, barriers; checked by the compiler."""
+        ring = self.stages * (self.columns + self.max_tokens) * TILE_K * ELEMENT_BYTES
+        staging = self.columns // 64 * 2 * 64 * 128
+        barriers = (2 * self.stages + 2 * 2 + 1) * 8 + 2 * 20
+        return -(-(ring + staging + barriers) // 1024) * 1024
+
+    def fields(self) -> dict[str, int]:
+        """The fields that the CUDA struct has, by name."""
+        return {name: getattr(self, name) for name in ("columns", "max_tokens", "stages")}
+
+    def target(self, arch: str) -> str:
+        """What to compile for on an architecture: wgmma exists in the architecture-specific target only."""
+        return arch + "a"
+
+    def why_illegal(self, arch: str, smem_limit: int, any_stride: bool) -> str | None:
+        """As `TileConfig.why_illegal`."""
+        if arch != HOPPER:
+            return f"it is written for {HOPPER} and the device is {arch}"
+        return None
+
+
+Config = TileConfig | HopperConfig
+
+CONFIGS: dict[str, Config] = {
     config.name: config
     for config in (
         TileConfig("128x256", GROUPED_MM, 128, 256, 2, 4, 3, 1, 16),
@@ -81,6 +146,7 @@ CONFIGS: dict[str, TileConfig] = {
         TileConfig("64x128", GROUPED_MM, 64, 128, 2, 2, 4, 2, 16),
         TileConfig("16x128", GROUPED_MM, 16, 128, 1, 4, 4, 3, 16),
         TileConfig("any-128x64", GROUPED_MM, 128, 64, 2, 2, 2, 2, 2),
+        HopperConfig("hopper-128", GROUPED_MM, 128, 256, 4),
         TileConfig("wgrad-128x128", WGRAD, 128, 128, 2, 2, 3, 2, 16),
         TileConfig("wgrad-64x64", WGRAD, 64, 64, 2, 2, 4, 2, 16),
         TileConfig("wgrad-any-64x64", WGRAD, 64, 64, 2, 2, 2, 2, 2),
@@ -88,6 +154,6 @@ CONFIGS: dict[str, TileConfig] = {
 }
 
 
-def configs_of(op: str) -> list[TileConfig]:
+def configs_of(op: str) -> list[Config]:
     """The shipped points of one kernel, in the order of the table."""
     return [config for config in CONFIGS.values() if config.op == op]

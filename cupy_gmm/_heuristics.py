@@ -3,14 +3,18 @@
 The row counts of single groups are on the device; the host knows their mean, rows / groups.
 """
 
-from ._config import CONFIGS, GROUPED_MM, WGRAD, TileConfig, configs_of
+from ._config import CONFIGS, HOPPER, Config, configs_of
 from .errors import ArgumentError
 
-# (mean rows a group up to, block height, granule). A block is as high as its tile; blocks of one group differ by at
-# most one granule, and a tile's work is skipped 16 rows a warp at a time, two warps along the rows.
+# (mean rows a group up to, block height, granule) of the portable path. Blocks of one group differ by at most one
+# granule,
+# and a tile's work is skipped 16 rows a warp at a time, two warps along the rows.
 # perf: bench/notes/0001-portable-forward.md
 HEIGHTS = ((24, 16, 16), (96, 64, 32))
 TALLEST = (128, 32)
+
+# wgmma takes any multiple of 16 tokens up to 256 at no extra cost, so one height serves all means.
+HOPPER_HEIGHT = (256, 16)
 
 # Columns that are walked together through all row blocks, so that their weights stay in L2.
 # perf: bench/notes/0001-portable-forward.md
@@ -22,13 +26,20 @@ SPLIT_TILES = 256
 SHORTEST_PIECE = 1024
 
 
-def block_height(rows: int, groups: int) -> tuple[int, int]:
-    """(height, granule) of the row blocks of a schedule: fixed by rows and groups alone, so that all products share it.
+def block_shape(rows: int, groups: int, arch: str) -> tuple[int, int]:
+    """(height, granule) of the row blocks of a schedule: fixed by rows, groups and architecture alone, so that all
+    products over the same rows share it.
 
     Args:
         rows: Rows of x.
         groups: Groups in `offs`.
+        arch: Architecture of the device, "sm_90"; anything else on the CPU.
     """
+    return HOPPER_HEIGHT if arch == HOPPER else portable_block_shape(rows, groups)
+
+
+def portable_block_shape(rows: int, groups: int) -> tuple[int, int]:
+    """(height, granule) for the portable kernels, whose tiles are as high as the blocks."""
     mean = rows / max(groups, 1)
     for most, height, granule in HEIGHTS:
         if mean <= most:
@@ -36,44 +47,44 @@ def block_height(rows: int, groups: int) -> tuple[int, int]:
     return TALLEST
 
 
-def granule_of(height: int) -> int:
-    """Granule of a given block height."""
-    for _, known, granule in HEIGHTS:
-        if known == height:
-            return granule
-    return TALLEST[1] if height >= 32 else 16
-
-
-def choose_forward(height: int, n: int, needs_any_stride: bool, smem_limit: int) -> TileConfig:
+def choose_forward(
+    rows: int, groups: int, n: int, any_stride: bool, copy_engine: bool, arch: str, smem_limit: int
+) -> Config:
     """The tuning point of a forward product or input gradient.
 
     Args:
-        height: Rows of the schedule's highest block.
+        rows: Rows of x.
+        groups: Groups in `offs`.
         n: Columns of y.
-        needs_any_stride: An operand has no 16-byte access.
+        any_stride: An operand has no 16-byte access.
+        copy_engine: Hopper's copy engine can read the operands.
+        arch: Architecture of the device.
         smem_limit: Shared memory bytes that one CTA may use.
     """
-    if needs_any_stride:
+    if any_stride:
         return CONFIGS["any-128x64"]
+    if arch == HOPPER and copy_engine:
+        return CONFIGS["hopper-128"]
+    height, _ = portable_block_shape(rows, groups)
     if height <= 16:
         return CONFIGS["16x128"]
     if height <= 64:
         return CONFIGS["64x128"]
     wide = CONFIGS["128x256"]
     # Wide tiles read each row of x half as often; narrow outputs would leave most of one empty.
-    if n > 128 and wide.why_illegal(smem_limit, False, height) is None:
+    if n > 128 and wide.why_illegal(arch, smem_limit, False) is None:
         return wide
     return CONFIGS["128x128"]
 
 
-def choose_wgrad(k: int, n: int, needs_any_stride: bool) -> TileConfig:
+def choose_wgrad(k: int, n: int, any_stride: bool) -> Config:
     """The tuning point of a weight gradient of (k, n) matrices."""
-    if needs_any_stride:
+    if any_stride:
         return CONFIGS["wgrad-any-64x64"]
     return CONFIGS["wgrad-64x64"] if k <= 64 or n <= 64 else CONFIGS["wgrad-128x128"]
 
 
-def forced(name: object, op: str) -> TileConfig:
+def forced(name: object, op: str) -> Config:
     """The shipped point called `name`.
 
     Raises:
@@ -104,16 +115,3 @@ def split_chunk(rows: int, tiles_per_group: int) -> int:
 def panel_tiles(tile_n: int) -> int:
     """Column tiles of one panel."""
     return max(1, PANEL_COLUMNS // tile_n)
-
-
-__all__ = [
-    "GROUPED_MM",
-    "WGRAD",
-    "block_height",
-    "choose_forward",
-    "choose_wgrad",
-    "forced",
-    "granule_of",
-    "panel_tiles",
-    "split_chunk",
-]

@@ -38,9 +38,7 @@ def check(counts: Any, name: str = "counts") -> tuple[int, ...]:
     """
     values = counts.tolist() if hasattr(counts, "tolist") else counts
     if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
-        raise ArgumentError(
-            f"`{name}` is {_short(counts)}: expected a list with the rows of each group, as [3, 0, 5]"
-        )
+        raise ArgumentError(f"`{name}` is {_short(counts)}: expected a list with the rows of each group, as [3, 0, 5]")
     out = []
     for index, value in enumerate(values):
         try:
@@ -87,9 +85,7 @@ def load(path: str | Path) -> list[Histogram]:
     except OSError as error:
         raise ArgumentError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise ArgumentError(
-            f'{path} is not JSON ({error}): expected {{"counts": [3, 0, 5]}} or [3, 0, 5]'
-        ) from error
+        raise ArgumentError(f'{path} is not JSON ({error}): expected {{"counts": [3, 0, 5]}} or [3, 0, 5]') from error
     if isinstance(data, list) and data and all(isinstance(item, dict | list) for item in data):
         return [_histogram(item, f"{path.stem}[{i}]", f"{path}: item {i}: ") for i, item in enumerate(data)]
     return [_histogram(data, path.stem, f"{path}: ")]
@@ -118,9 +114,7 @@ class Recorder:
 
     def histograms(self) -> list[Histogram]:
         """Copy all recorded counts to the host: waits for the device."""
-        return [
-            Histogram(f"{self.name}[{i}]", check(step, f"step {i}")) for i, step in enumerate(self._steps)
-        ]
+        return [Histogram(f"{self.name}[{i}]", check(step, f"step {i}")) for i, step in enumerate(self._steps)]
 
     def save(self, path: str | Path) -> Path:
         """Write all counts as JSON for `load` and `python -m cupy_gmm counts`; waits for the device."""

@@ -6,29 +6,26 @@ from . import _arrays, _heuristics, _problem, _schedule, reference
 from ._config import GROUPED_MM, WGRAD
 
 
-def grouped_mm(site: Any, x: Any, w: Any, out: Any, out_dtype: Any, offs: "Offsets", config: object) -> Any:
-    """`ops.grouped_mm` on views of host memory."""
-    problem = _problem.forward(x, w, out, out_dtype)
+def grouped_mm(site: Any, problem: _problem.Problem, views: Any, offs: "Offsets", config: object) -> Any:
+    """`ops.grouped_mm` on views (x, w, offs, out, ...) of host memory; returns the array it allocated, if any."""
+    x, w, _, out, _ = views
     if config is not None:
         _heuristics.forced(config, GROUPED_MM)
-    bounds = offs.bounds(problem.rows, problem.groups)
+    bounds = offs.bounds(problem.rows)
     native, view = (None, out) if out is not None else site.empty(problem.out_shape, problem.out_dtype)
     reference.grouped_mm(_arrays.host(x), _arrays.host(w), bounds, _arrays.host(view), offs.group_offset)
     return native
 
 
-def grouped_mm_wgrad(
-    site: Any, x: Any, dy: Any, out: Any, out_dtype: Any, groups: int, accumulate: bool, offs: "Offsets", config: object
-) -> Any:
-    """`ops.grouped_mm_wgrad` on views of host memory."""
-    problem = _problem.weight_gradient(x, dy, out, out_dtype, groups, accumulate)
+def grouped_mm_wgrad(site: Any, problem: _problem.Problem, views: Any, offs: "Offsets", config: object) -> Any:
+    """`ops.grouped_mm_wgrad` on views (x, dy, offs, out, ...) of host memory."""
+    x, dy, _, out, _ = views
     if config is not None:
         _heuristics.forced(config, WGRAD)
-    bounds = offs.bounds(problem.rows, problem.groups)
+    bounds = offs.bounds(problem.rows)
     native, view = (None, out) if out is not None else site.empty(problem.out_shape, problem.out_dtype)
-    reference.grouped_mm_wgrad(
-        _arrays.host(x), _arrays.host(dy), bounds, _arrays.host(view), accumulate, offs.group_offset
-    )
+    operands = _arrays.host(x), _arrays.host(dy)
+    reference.grouped_mm_wgrad(*operands, bounds, _arrays.host(view), problem.accumulate, offs.group_offset)
     return native
 
 
@@ -41,7 +38,7 @@ class Offsets:
         self._check = check
         self.group_offset = int(self._array[3]) if schedule is not None else group_offset
 
-    def bounds(self, rows: int, local: int) -> Any:
+    def bounds(self, rows: int) -> Any:
         """Effective bounds (groups + 1,); reports malformed offsets as `check` says."""
         if self._schedule is None:
             status = reference.status(self._array, rows)

@@ -28,9 +28,7 @@ def _driver() -> Any:
     return _device.import_cupy().cuda.driver
 
 
-def launch(
-    function: Any, grid: int | tuple[int, ...], block: int, smem: int, site: Any, params: bytes
-) -> None:
+def launch(function: Any, grid: int | tuple[int, ...], block: int, smem: int, site: Any, params: bytes) -> None:
     """Launches `function` on the stream of `site`; returns at once.
 
     Args:

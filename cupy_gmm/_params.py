@@ -11,8 +11,8 @@ UNKNOWN_GROUPS = 0x7FFFFFFF  # ScheduleParams::num_groups when the weights are n
 # a, b, c, schedule, tickets, status, partials
 PARAMS_POINTERS = struct.Struct("<7Q")
 # a_row, a_col, b_group, b_row, b_col, c_group, c_row, c_col |
-# rows, k, n, groups, schedule_groups, max_blocks, panel, chunk, c_type, flags
-PARAMS_FACTS = struct.Struct("<8q10i")
+# rows, k, n, groups, schedule_groups, max_blocks, height, panel, chunk, c_type, flags, reserved
+PARAMS_FACTS = struct.Struct("<8q12i")
 
 # offs, group_offset, table, zeroed | offs_stride |
 # groups, rows, height, granule, group_offset_value, num_groups, max_blocks, zeroed_words, offs_is_int64, reserved
@@ -22,5 +22,5 @@ SCHEDULE_PARAMS = struct.Struct("<4Qq10i")
 SIZES_PARAMS = struct.Struct("<2Qq2i")
 
 assert SIZES_PARAMS.size == 32
-assert PARAMS_POINTERS.size + PARAMS_FACTS.size == 160
+assert PARAMS_POINTERS.size + PARAMS_FACTS.size == 168
 assert SCHEDULE_PARAMS.size == 80

@@ -1,10 +1,11 @@
 """Plan: everything about a call that does not change while shapes, strides and options stay: one look-up when warm."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
-from . import _compile, _device, _heuristics
-from ._config import GROUPED_MM, TileConfig
+from . import _compile, _device, _heuristics, _tensormap
+from ._config import GROUPED_MM, Config, HopperConfig
 from ._params import ACCUMULATE, OUTPUT_TYPES, PARAMS_FACTS, VECTOR_STORE
 from ._problem import Problem
 from ._variants import STRIDED, Variant, layouts
@@ -33,7 +34,7 @@ class TableShape:
         return -(-self.words * 4 // 256) * 256
 
 
-def table_shape(groups: int, rows: int, height: int) -> TableShape:
+def table_shape(groups: int, rows: int, height: int, granule: int) -> TableShape:
     """The table for `groups` offsets over `rows` rows in blocks of at most `height` rows.
 
     Source:
@@ -41,7 +42,7 @@ def table_shape(groups: int, rows: int, height: int) -> TableShape:
     """
     max_blocks = rows // height + groups + 2
     words = 16 + -(-(2 * groups + 1) // 4) * 4 + 4 * max_blocks
-    return TableShape(groups, rows, height, _heuristics.granule_of(height), max_blocks, words)
+    return TableShape(groups, rows, height, granule, max_blocks, words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +54,31 @@ class Plan:
         grid: CTAs; 0 when there is nothing to compute.
         zeroed_words: int32 words that must be zero at launch: the ticket counter and, for splits, arrivals.
         partial_bytes: Scratch for the accumulators of split groups.
+        maps: Tensor maps of the operands, on Hopper's path.
     """
 
     problem: Problem
-    config: TileConfig
+    config: Config
     table: TableShape
     function: Any
     grid: int
     facts: bytes
     zeroed_words: int
     partial_bytes: int
+    maps: _tensormap.Maps | None = None
 
     @property
     def zeroed_bytes(self) -> int:
         return -(-self.zeroed_words * 4 // 256) * 256
 
 
-def build(problem: Problem, groups: int, height: int | None, config: str | None, device: int) -> Plan:
+def build(problem: Problem, groups: int, table: TableShape | None, config: str | None, device: int) -> Plan:
     """Chooses, compiles and loads the kernel of `problem`.
 
     Args:
         problem: The call.
         groups: Length of `offs`.
-        height: Block height of the schedule that the caller made, or None when it is made for this call.
+        table: That of the Schedule that the caller made, or None when one is made for this call.
         config: Name of a forced tuning point.
         device: CUDA ordinal.
 
@@ -85,22 +88,19 @@ def build(problem: Problem, groups: int, height: int | None, config: str | None,
         CompileError: The kernel could not be made.
     """
     facts = _device.info(device)
-    chosen = _choose(problem, groups, height, config, facts.smem_per_block_optin)
-    if height is None:
-        height = _heuristics.block_height(problem.rows, groups)[0]
-        if config is not None and problem.op == GROUPED_MM:
-            height = min(height, chosen.tile_m)
-    table = table_shape(groups, problem.rows, height)
+    chosen = _choose(problem, groups, config, facts)
+    if table is None:
+        table = _own_table(problem, groups, chosen)
     tiles = _tiles(problem, chosen)
-    tickets = tiles * (table.max_blocks if problem.op == GROUPED_MM else problem.groups)
+    blocks = table.max_blocks * -(-table.height // chosen.tile_m)
+    tickets = tiles * (blocks if problem.op == GROUPED_MM else problem.groups)
     chunk = _heuristics.split_chunk(problem.rows, tiles) if problem.op != GROUPED_MM else 0
     slots = 2 * (problem.rows // chunk) + 1 if 0 < chunk < problem.rows else 0
     if tickets + slots * tiles >= MAX_TICKETS:
         raise UnsupportedError(f"the call has {tickets} output tiles, more than {MAX_TICKETS}: split it into several.")
     variant = Variant(chosen, problem.dtype, *_layouts(problem, chosen))
-    cubin = _compile.compile_source(variant.text(), facts.arch, variant.symbol)
-    function = _compile.load(cubin, device).function(variant.symbol, chosen.shared_bytes)
-    resident = resident_ctas(chosen, cubin.resources[variant.symbol].registers, facts.smem_per_sm)
+    function, registers = _load(variant, device)
+    resident = resident_ctas(chosen, registers, facts.smem_per_sm)
     return Plan(
         problem=problem,
         config=chosen,
@@ -110,45 +110,80 @@ def build(problem: Problem, groups: int, height: int | None, config: str | None,
         facts=_facts(problem, table, chosen, chunk),
         zeroed_words=1 + slots * tiles,
         partial_bytes=slots * tiles * chosen.tile_m * chosen.tile_n * 4,
+        maps=_tensormap.forward_maps(problem, chosen) if isinstance(chosen, HopperConfig) else None,
     )
 
 
-def resident_ctas(config: TileConfig, registers: int, smem_per_sm: int) -> int:
+@functools.cache
+def _load(variant: Variant, device: int) -> tuple[Any, int]:
+    """The kernel on the device and the registers of its threads; the disk is asked once, not once a plan."""
+    facts = _device.info(device)
+    cubin = _compile.compile_source(variant.text(), variant.config.target(facts.arch), variant.symbol)
+    function = _compile.load(cubin, device).function(variant.symbol, variant.config.shared_bytes)
+    return function, cubin.resources[variant.symbol].registers
+
+
+_device.forget_in_child(_load.cache_clear)
+
+
+def _own_table(problem: Problem, groups: int, config: Config) -> TableShape:
+    """The table of a call that makes its own: blocks as high as the tiles at most."""
+    if isinstance(config, HopperConfig):
+        height, granule = _heuristics.HOPPER_HEIGHT
+    else:
+        height, granule = _heuristics.portable_block_shape(problem.rows, groups)
+        if problem.op == GROUPED_MM:
+            height = min(height, config.tile_m)
+            granule = min(granule, height)
+    return table_shape(groups, problem.rows, height, granule)
+
+
+def resident_ctas(config: Config, registers: int, smem_per_sm: int) -> int:
     """CTAs of `config` that fit one SM at a time."""
     by_registers = REGISTERS_PER_SM // (-(-registers // 8) * 8 * config.threads)
     by_shared = smem_per_sm // (config.shared_bytes + RESERVED_SHARED_BYTES)
     return max(1, min(by_registers, by_shared, THREADS_PER_SM // config.threads))
 
 
-def _choose(problem: Problem, groups: int, height: int | None, config: str | None, smem_limit: int) -> TileConfig:
-    rows_high = 0
-    if problem.op == GROUPED_MM:
-        rows_high = height or _heuristics.block_height(problem.rows, groups)[0]
+def _choose(problem: Problem, groups: int, config: str | None, facts: _device.Device) -> Config:
+    impossible = _tensormap.why_impossible(problem)
     if config is not None:
         forced = _heuristics.forced(config, problem.op)
-        reason = forced.why_illegal(smem_limit, problem.any_stride, height or 0)
+        reason = forced.why_illegal(facts.arch, facts.smem_per_block_optin, problem.any_stride)
+        if isinstance(forced, HopperConfig) and impossible:
+            reason = reason or f"its operands come through the copy engine, and {impossible}"
         if reason is not None:
-            raise ArgumentError(f'`config` is "{config}", which cannot run this call: {reason}; pass None to let it choose.')
+            raise ArgumentError(
+                f'`config` is "{config}", which cannot run this call: {reason}; pass None to let it choose.'
+            )
         return forced
     if problem.op == GROUPED_MM:
-        return _heuristics.choose_forward(rows_high, problem.n, problem.any_stride, smem_limit)
+        return _heuristics.choose_forward(
+            problem.rows,
+            groups,
+            problem.n,
+            problem.any_stride,
+            impossible is None,
+            facts.arch,
+            facts.smem_per_block_optin,
+        )
     return _heuristics.choose_wgrad(problem.k, problem.n, problem.any_stride)
 
 
-def _layouts(problem: Problem, config: TileConfig) -> tuple[str, str]:
+def _layouts(problem: Problem, config: Config) -> tuple[str, str]:
     """Operand layouts to compile for: those of the problem, or element loads for all."""
     if not config.vectorised:
         return STRIDED, STRIDED
     return next(pair for pair in layouts(config) if pair[1] == problem.b_layout)
 
 
-def _tiles(problem: Problem, config: TileConfig) -> int:
+def _tiles(problem: Problem, config: Config) -> int:
     """Column tiles of y, or tiles of one group's weight gradient."""
     columns = -(-problem.n // config.tile_n)
     return columns if problem.op == GROUPED_MM else columns * -(-problem.k // config.tile_m)
 
 
-def _facts(problem: Problem, table: TableShape, config: TileConfig, chunk: int) -> bytes:
+def _facts(problem: Problem, table: TableShape, config: Config, chunk: int) -> bytes:
     flags = (VECTOR_STORE if problem.vector_store else 0) | (ACCUMULATE if problem.accumulate else 0)
     return PARAMS_FACTS.pack(
         *problem.a_strides,
@@ -160,8 +195,10 @@ def _facts(problem: Problem, table: TableShape, config: TileConfig, chunk: int) 
         problem.groups,
         table.groups,
         table.max_blocks,
+        table.height,
         _heuristics.panel_tiles(config.tile_n),
         max(chunk, 1),
         OUTPUT_TYPES[problem.out_dtype],
         flags,
+        0,
     )

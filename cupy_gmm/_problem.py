@@ -1,4 +1,4 @@
-"""Problem: the pointer-free facts of one product call. Every check of a user's argument that needs no device is here."""
+"""Problem: the pointer-free facts of one product call, and every check of an argument that needs no device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ def forward(x: Any, w: Any, out: Any, out_dtype: Any) -> Problem:
         )
     _extents(rows=rows, k=k, n=n, groups=groups)
     name = _out_dtype(out, out_dtype, x.dtype)
-    c_strides = _out_strides(out, (rows, n), name, "y")
+    y_row, y_col = _out_strides(out, (rows, n), name, "y")
     layout = _weight_layout(w)
     return Problem(
         op=GROUPED_MM,
@@ -99,10 +99,10 @@ def forward(x: Any, w: Any, out: Any, out_dtype: Any) -> Problem:
         groups=groups,
         a_strides=x.strides,
         b_strides=w.strides,
-        c_strides=(0, *c_strides),
+        c_strides=(0, y_row, y_col),
         b_layout=layout,
         any_stride=layout == STRIDED or not _rows_contiguous(x),
-        vector_store=_vector_store(out, (0, *c_strides), (1, rows, n), name),
+        vector_store=_vector_store(out, (0, y_row, y_col), (1, rows, n), name),
     )
 
 
@@ -151,10 +151,13 @@ def offsets(offs: Any) -> int:
     """Checks the view of `offs` and returns its number of groups."""
     if len(offs.shape) != 1:
         raise ArgumentError(
-            f"`offs` has shape {offs.shape}: expected (groups,) end offsets; pass `offs_from_sizes(sizes)` or a Schedule."
+            f"`offs` has shape {offs.shape}: expected (groups,) end offsets; pass `offs_from_sizes(sizes)` or a "
+            f"Schedule."
         )
     if offs.dtype not in ("int32", "int64"):
-        raise DtypeError(f"`offs` has dtype {offs.dtype}: expected int32 or int64 end offsets; cast it with `.astype(int32)`.")
+        raise DtypeError(
+            f"`offs` has dtype {offs.dtype}: expected int32 or int64 end offsets; cast it with `.astype(int32)`."
+        )
     _extents(groups=offs.shape[0])
     return int(offs.shape[0])
 
@@ -170,10 +173,13 @@ def rows_of_schedule(rows: Any) -> int:
 def group_range(group_offset: int, groups: int, local: int) -> None:
     """Checks a host `group_offset` and the number of local groups against that of `offs`."""
     if group_offset < 0:
-        raise ArgumentError(f"`group_offset` is {group_offset}: expected the index of the first local group, 0 or more.")
+        raise ArgumentError(
+            f"`group_offset` is {group_offset}: expected the index of the first local group, 0 or more."
+        )
     if group_offset + local > groups:
         raise ArgumentError(
-            f"`offs` has length {groups}: expected at least {group_offset + local}, one end offset for each group, as there "
+            f"`offs` has length {groups}: expected at least {group_offset + local}, one end offset for each group, "
+            f"as there "
             f"are {local} local groups from `group_offset` {group_offset} on; pass end offsets without a leading 0."
         )
 
@@ -191,7 +197,8 @@ def _rank(name: str, view: Any, rank: int, shape: str) -> None:
 def _input_dtype(name: str, view: Any) -> None:
     if view.dtype not in INPUT_DTYPES:
         raise DtypeError(
-            f"`{name}` has dtype {view.dtype}: expected bfloat16 or float16; cast it, for example `{name}.astype(bfloat16)`."
+            f"`{name}` has dtype {view.dtype}: expected bfloat16 or float16; cast it, for example "
+            f"`{name}.astype(bfloat16)`."
         )
 
 
@@ -213,14 +220,20 @@ def _out_dtype(out: Any, out_dtype: Any, default: str) -> str:
     if out_dtype is not None:
         name = dtype_name(out_dtype)
         if name not in OUTPUT_DTYPES:
-            raise DtypeError(f"`out_dtype` is {name}: expected one of {', '.join(OUTPUT_DTYPES)}; cast the result instead.")
+            raise DtypeError(
+                f"`out_dtype` is {name}: expected one of {', '.join(OUTPUT_DTYPES)}; cast the result instead."
+            )
         if out is not None and out.dtype != name:
-            raise DtypeError(f"`out` has dtype {out.dtype} and `out_dtype` is {name}: expected the same; drop `out_dtype`.")
+            raise DtypeError(
+                f"`out` has dtype {out.dtype} and `out_dtype` is {name}: expected the same; drop `out_dtype`."
+            )
         return name
     if out is None:
         return default
     if out.dtype not in OUTPUT_DTYPES:
-        raise DtypeError(f"`out` has dtype {out.dtype}: expected one of {', '.join(OUTPUT_DTYPES)}; allocate it as {default}.")
+        raise DtypeError(
+            f"`out` has dtype {out.dtype}: expected one of {', '.join(OUTPUT_DTYPES)}; allocate it as {default}."
+        )
     return str(out.dtype)
 
 
@@ -234,7 +247,8 @@ def _out_strides(out: Any, shape: tuple[int, ...], dtype: str, meaning: str) -> 
     for stride, extent in sorted((abs(s), e) for s, e in zip(out.strides, shape, strict=True) if e > 1):
         if stride <= reach:
             raise ArgumentError(
-                f"`out` has strides {out.strides} for shape {shape}: elements overlap in memory; pass an array of its own."
+                f"`out` has strides {out.strides} for shape {shape}: elements overlap in memory; pass an array of "
+                f"its own."
             )
         reach += stride * (extent - 1)
     return tuple(out.strides)
@@ -257,8 +271,9 @@ def _aligned(view: Any, pitches: Sequence[tuple[int, int]]) -> bool:
 
 
 def _rows_contiguous(view: Any) -> bool:
+    """Whether rows are read 16 bytes at a time. A single row counts as one of many, so that its bits do not differ."""
     (rows, cols), (row, col) = view.shape, view.strides
-    return (cols <= 1 or col == 1) and _aligned(view, [(rows, row)])
+    return (cols <= 1 or col == 1) and _aligned(view, [(2, row if rows > 1 else cols)])
 
 
 def _weight_layout(w: Any) -> str:
@@ -277,4 +292,6 @@ def _vector_store(out: Any, strides: Sequence[int], extents: Sequence[int], dtyp
         return False
     step = VECTOR_BYTES // ITEM_BYTES[dtype]
     aligned = out is None or out.ptr % VECTOR_BYTES == 0
-    return aligned and all(extent <= 1 or stride % step == 0 for extent, stride in zip(extents[:2], (group, row), strict=True))
+    return aligned and all(
+        extent <= 1 or stride % step == 0 for extent, stride in zip(extents[:2], (group, row), strict=True)
+    )

@@ -1,6 +1,5 @@
 """The schedule: which rows belong to which group, as a table of row blocks built on the device from end offsets."""
 
-import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,33 +21,43 @@ STATUS_WORD = 1  # of the table's header
 class Schedule:
     """Row blocks of one set of offsets: pass it as `offs` to every product with the same rows.
 
-    Made by `make_schedule`. It depends on the offsets and the number of rows alone, not on K or N, so both products of a
+    Made by `make_schedule`. It depends on the offsets and the number of rows alone, not on K or N, so both products
+    of a
     layer, their input gradients and their weight gradients share one.
 
     Attributes:
         table: int32 array in the family of `offs`; its layout is documented in `kernels/params.cuh`.
-        groups: Length of `offs`.
-        rows: Rows of the operands it was made for.
         group_offset: The host value given to `make_schedule`, or None when it is on the device.
-        height: Most rows of one block.
+        shape: Extents of the table.
     """
 
     table: Any
-    groups: int
-    rows: int
     group_offset: int | None
-    height: int
+    shape: _plan.TableShape
     view: Any = field(repr=False, compare=False)
+
+    @property
+    def groups(self) -> int:
+        """Length of the offsets it was made from."""
+        return self.shape.groups
+
+    @property
+    def rows(self) -> int:
+        """Rows of the operands it was made for."""
+        return self.shape.rows
 
 
 def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule | None = None) -> Schedule:
     """Builds the schedule of `offs` once, for all products over the same rows.
 
-        block j of group g: rows [start_g + j * height', ...), at most `height` of them, height fixed by (rows, G)
+        blocks of group g: its rows cut into nearly equal parts of at most `height`, fixed by rows, G and the
+        architecture
 
     Args:
-        offs: (G,) int32 or int64 end offsets on the device of the operands (or on the CPU for the NumPy path): group g owns
-            rows `offs[g - 1]` to `offs[g] - 1`. Any content is safe: the running maximum clamped to [0, rows] counts. The
+        offs: (G,) int32 or int64 end offsets on the device of the operands (or on the CPU for the NumPy path): group
+            g owns
+            rows `offs[g - 1]` to `offs[g] - 1`. Any content is safe: the running maximum clamped to [0, rows]
+            counts. The
             content is not checked; see `check=` of the products.
         rows: Rows of x, 0 to 0x7fff0000.
         group_offset: Index of the first group whose weights are local; an int, or an int32 device array of one element.
@@ -77,11 +86,12 @@ def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule 
     if device_offset is None:
         _problem.group_range(host_offset or 0, groups, 0)
     check_group_offset(offset_view)
-    height = _heuristics.block_height(rows, groups)[0]
-    shape = _plan.table_shape(groups, rows, height)
+    arch = "" if site.is_cpu else _device.info(site.device).arch
+    shape = _plan.table_shape(groups, rows, *_heuristics.block_shape(rows, groups, arch))
     if out is not None and (out.groups, out.rows) != (groups, rows):
         raise ArgumentError(
-            f"`out` was made for {out.groups} groups and {out.rows} rows: expected {groups} groups and {rows} rows, as `offs` "
+            f"`out` was made for {out.groups} groups and {out.rows} rows: expected {groups} groups and {rows} rows, "
+            f"as `offs` "
             "and `rows` say; make a new Schedule."
         )
     with site.guard():
@@ -90,7 +100,7 @@ def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule 
         if site.is_cpu:
             offset = int(_arrays.host(offset_view).reshape(-1)[0]) if offset_view is not None else host_offset or 0
             _arrays.host(table_view)[: shape.words] = reference.schedule(
-                _arrays.host(offs_view), rows, offset, None, height, shape.granule
+                _arrays.host(offs_view), rows, offset, None, shape.height, shape.granule
             )
         else:
             build(site, shape, offs_view, table_view.ptr, host_offset or 0, offset_view)
@@ -98,7 +108,7 @@ def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule 
     if out is not None:
         return out
     table = site.finish(table)
-    return Schedule(table, groups, rows, host_offset, height, table_view)
+    return Schedule(table, host_offset, shape, table_view)
 
 
 def build(
@@ -145,13 +155,21 @@ def running_sum(group_sizes: Any) -> Any:
     if len(sizes.shape) != 1:
         raise ArgumentError(f"`group_sizes` has shape {sizes.shape}: expected (groups,) rows of each group.")
     if sizes.dtype not in ("int32", "int64"):
-        raise DtypeError(f"`group_sizes` has dtype {sizes.dtype}: expected int32 or int64; cast it with `.astype(int32)`.")
+        raise DtypeError(
+            f"`group_sizes` has dtype {sizes.dtype}: expected int32 or int64; cast it with `.astype(int32)`."
+        )
     with site.guard():
         native, view = site.empty(sizes.shape, "int32")
         groups = sizes.shape[0]
         if site.is_cpu:
             limits = np.iinfo(np.int32)
-            np.clip(np.cumsum(_arrays.host(sizes), dtype=np.int64), limits.min, limits.max, out=_arrays.host(view), casting="unsafe")
+            np.clip(
+                np.cumsum(_arrays.host(sizes), dtype=np.int64),
+                limits.min,
+                limits.max,
+                out=_arrays.host(view),
+                casting="unsafe",
+            )
         elif groups:
             function = _launch.unit_function(UNIT, "offsets_of_sizes", site.device)
             stride = sizes.strides[0] if groups > 1 else 0
@@ -169,7 +187,8 @@ def split_group_offset(group_offset: Any) -> tuple[int | None, Any]:
         return int(group_offset), None
     if not hasattr(group_offset, "shape"):
         raise ArgumentError(
-            f"`group_offset` is {group_offset!r}: expected an int, or an int32 array of one element on the device of `x`."
+            f"`group_offset` is {group_offset!r}: expected an int, or an int32 array of one element on the device "
+            f"of `x`."
         )
     return None, group_offset
 
@@ -199,7 +218,8 @@ def raise_for_status(bits: int, rows: int) -> None:
     """Raises the error of `check="sync"` when `bits` says that `offs` is malformed."""
     if bits:
         raise ArgumentError(
-            f"`offs` is malformed ({status_text(bits)}): expected non-decreasing end offsets between 0 and rows = {rows}; "
+            f"`offs` is malformed ({status_text(bits)}): expected non-decreasing end offsets between 0 and rows = "
+            f"{rows}; "
             "pass `offs_from_sizes(sizes)`."
         )
 
@@ -213,9 +233,24 @@ def read_word(address: int, site: Any) -> int:
     return int(word[0])
 
 
-@functools.cache
+_status_words: dict[int, Any] = {}
+_device.forget_in_child(_status_words.clear)
+
+
+def has_status_word(device: int) -> bool:
+    """Whether `status_word(device)` needs no allocation."""
+    return device in _status_words
+
+
 def status_word(device: int) -> Any:
     """The device's int32 word that `check="async"` collects findings in, zero at first; a CuPy or NumPy array."""
+    word = _status_words.get(device)
+    if word is None:
+        word = _status_words.setdefault(device, _new_status_word(device))
+    return word
+
+
+def _new_status_word(device: int) -> Any:
     if device < 0:
         return np.zeros(1, np.int32)
     cupy = _device.import_cupy()
@@ -256,6 +291,3 @@ def async_status(device: int | None = None) -> tuple[str, ...]:
         bits = int(word[0])
         word[0] = 0
     return tuple(name for bit, name in STATUS_NAMES.items() if bits & bit)
-
-
-_device.forget_in_child(status_word.cache_clear)

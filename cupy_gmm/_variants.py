@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from . import _source
-from ._config import CONFIGS, GROUPED_MM, TileConfig
+from ._config import CONFIGS, GROUPED_MM, HOPPER, Config, HopperConfig
 
 UNITS = ("schedule.cu", "routing.cu", "activation.cu")
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
@@ -17,7 +17,7 @@ STRIDED = "kStrided"
 class Variant:
     """One instantiation of a product kernel: a tuning point, an element type and the layouts of both operands."""
 
-    config: TileConfig
+    config: Config
     dtype: str
     a_layout: str
     b_layout: str
@@ -25,25 +25,35 @@ class Variant:
     @property
     def symbol(self) -> str:
         """Name of the kernel in the cubin; says what it is in a profiler."""
-        words = (self.config.op, self.config.name, DTYPES[self.dtype], self.b_layout.removeprefix("k").lower())
+        words = (
+            self.config.op,
+            self.config.name,
+            DTYPES[self.dtype],
+            self.b_layout.removeprefix("k").lower(),
+        )
         return "_".join(words).replace("-", "_").replace("wgrad_wgrad", "wgrad")
 
     def text(self) -> str:
         """The translation unit that NVRTC compiles."""
-        fields = ", ".join(f".{name} = {value}" for name, value in self.config.fields().items())
-        op = self.config.op
-        arguments = f"kCfg, cupy_gmm::{DTYPES[self.dtype]}, cupy_gmm::Layout::{self.a_layout}, cupy_gmm::Layout::{self.b_layout}"
+        config = self.config
+        fields = ", ".join(f".{name} = {value}" for name, value in config.fields().items())
+        hopper = isinstance(config, HopperConfig)
+        folder, suffix, params = ("sm90/", "_sm90", "HopperParams") if hopper else ("", "", "Params")
+        operands = [self.b_layout] if hopper else [self.a_layout, self.b_layout]
+        arguments = ", ".join(
+            ["kCfg", f"cupy_gmm::{DTYPES[self.dtype]}"] + [f"cupy_gmm::Layout::{o}" for o in operands]
+        )
         return (
-            _source.header_text(f"{op}.cuh")
-            + f"namespace {{ constexpr cupy_gmm::TileConfig kCfg{{{fields}}}; }}\n"
-            + f"static_assert(kCfg.shared_bytes() == {self.config.shared_bytes});\n"
-            + 'extern "C" __global__ void __launch_bounds__(kCfg.threads(), kCfg.min_ctas)\n'
-            + f"{self.symbol}(const __grid_constant__ cupy_gmm::Params p) {{\n"
-            + f"    cupy_gmm::{op}<{arguments}>(p);\n}}\n"
+            _source.header_text(f"{folder}{config.op}.cuh")
+            + f"namespace {{ constexpr cupy_gmm::{config.struct} kCfg{{{fields}}}; }}\n"
+            + f"static_assert(kCfg.shared_bytes() == {config.shared_bytes});\n"
+            + f'extern "C" __global__ void __launch_bounds__(kCfg.threads(), {config.min_ctas})\n'
+            + f"{self.symbol}(const __grid_constant__ cupy_gmm::{params} p) {{\n"
+            + f"    cupy_gmm::{config.op}{suffix}<{arguments}>(p);\n}}\n"
         )
 
 
-def layouts(config: TileConfig) -> list[tuple[str, str]]:
+def layouts(config: Config) -> list[tuple[str, str]]:
     """The operand layouts that `config` is compiled for."""
     if not config.vectorised:
         return [(STRIDED, STRIDED)]
@@ -62,7 +72,15 @@ def product_variants() -> list[Variant]:
     ]
 
 
-def sources() -> list[tuple[str, str]]:
-    """(name, text) of every translation unit that ships, whole units first."""
-    units = [(unit, _source.unit(unit)) for unit in UNITS]
-    return units + [(variant.symbol, variant.text()) for variant in product_variants()]
+def sources(arch: str) -> list[tuple[str, str, str]]:
+    """(name, text, target) of every translation unit that ships for an architecture, whole units first.
+
+    Args:
+        arch: "sm_80", "sm_90", ...
+    """
+    units = [(unit, _source.unit(unit), arch) for unit in UNITS]
+    return units + [
+        (variant.symbol, variant.text(), variant.config.target(arch))
+        for variant in product_variants()
+        if arch == HOPPER or not isinstance(variant.config, HopperConfig)
+    ]

@@ -105,9 +105,7 @@ def scale(counts: Any, rows: int) -> tuple[int, ...]:
     total = sum(values)
     if total == 0:
         if rows:
-            raise ArgumentError(
-                f"`counts` has no rows in {len(values)} groups: cannot be scaled to {rows} rows"
-            )
+            raise ArgumentError(f"`counts` has no rows in {len(values)} groups: cannot be scaled to {rows} rows")
         return values
     out = [value * rows // total for value in values]
     by_remainder = sorted(range(len(values)), key=lambda g: (-(values[g] * rows % total), g))
@@ -172,9 +170,7 @@ def describe(counts: Any) -> Skew:
         mean=mean,
         max_over_mean=values[-1] / mean if rows else 1.0,
         gini=(2 * ranked - (groups + 1) * rows) / (groups * rows) if rows else 0.0,
-        effective_groups=math.exp(-sum(share * math.log(share) for share in shares))
-        if rows
-        else float(groups),
+        effective_groups=math.exp(-sum(share * math.log(share) for share in shares)) if rows else float(groups),
     )
 
 
@@ -187,9 +183,7 @@ def rank_rows(counts: Any, ranks: int) -> tuple[int, ...]:
     return tuple(out)
 
 
-def tile(
-    counts: Any, *, k: int, n: int, tile_m: int, tile_n: int = 128, machine: Machine | None = None
-) -> Tiling:
+def tile(counts: Any, *, k: int, n: int, tile_m: int, tile_n: int = 128, machine: Machine | None = None) -> Tiling:
     """Cut a histogram into output tiles of tile_m x tile_n and predict what they cost.
 
     Group g has ceil(M_g / tile_m) row blocks, each with ceil(n / tile_n) tiles; `sms` tiles make a wave.

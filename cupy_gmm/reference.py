@@ -7,6 +7,7 @@ Only rows and weights of non-empty groups are read, so NaN or Inf anywhere else 
 `out` is written exactly once (an accumulating weight gradient leaves the bytes of empty groups alone).
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,11 +32,7 @@ NEGATIVE, DECREASING, BEYOND_ROWS = 1, 2, 4
 _ROWS_PER_CALL = 32
 
 # Largest relative error of one rounding, and half the smallest positive number, by output type.
-_ROUNDING = {
-    "float32": (0.0, 2.0**-150),
-    "float16": (2.0**-11, 2.0**-25),
-    "bfloat16": (2.0**-8, 2.0**-134),
-}
+_ROUNDING = {"float32": (0.0, 2.0**-150), "float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
 
 
 def clamp_offsets(offs: ArrayLike, rows: int) -> Bounds:
@@ -68,10 +65,8 @@ def status(offs: ArrayLike, rows: int) -> int:
         The bits, or'ed.
     """
     ends = np.asarray(offs).astype(np.int64)
-    negative = NEGATIVE if bool((ends < 0).any()) else 0
-    decreasing = DECREASING if bool((ends[1:] < ends[:-1]).any()) else 0
-    beyond = BEYOND_ROWS if bool((ends > rows).any()) else 0
-    return negative | decreasing | beyond
+    found = (ends < 0).any(), (ends[1:] < ends[:-1]).any(), (ends > rows).any()
+    return sum(bit for bit, seen in zip((NEGATIVE, DECREASING, BEYOND_ROWS), found, strict=True) if seen)
 
 
 def grouped_mm(x: Array, w: Array, bounds: Bounds, out: Array, group_offset: int = 0) -> None:
@@ -248,12 +243,9 @@ def exact64(
     """
     value = np.zeros((x.shape[0], w.shape[2]), np.float64)
     magnitude = np.zeros_like(value)
-    for local in range(len(w)):
-        group = local + group_offset
-        if 0 <= group < len(bounds) - 1 and bounds[group] < bounds[group + 1]:
-            rows = slice(bounds[group], bounds[group + 1])
-            a, b = x[rows].astype(np.float64), w[local].astype(np.float64)
-            value[rows], magnitude[rows] = a @ b, np.abs(a) @ np.abs(b)
+    for local, rows in _used(bounds, len(w), group_offset):
+        a, b = x[rows].astype(np.float64), w[local].astype(np.float64)
+        value[rows], magnitude[rows] = a @ b, np.abs(a) @ np.abs(b)
     return value, magnitude
 
 
@@ -274,13 +266,17 @@ def exact64_wgrad(
     """
     value = np.zeros((num_groups, x.shape[1], dy.shape[1]), np.float64)
     magnitude = np.zeros_like(value)
-    for local in range(num_groups):
-        group = local + group_offset
-        if 0 <= group < len(bounds) - 1 and bounds[group] < bounds[group + 1]:
-            rows = slice(bounds[group], bounds[group + 1])
-            a, b = x[rows].astype(np.float64), dy[rows].astype(np.float64)
-            value[local], magnitude[local] = a.T @ b, np.abs(a.T) @ np.abs(b)
+    for local, rows in _used(bounds, num_groups, group_offset):
+        a, b = x[rows].astype(np.float64), dy[rows].astype(np.float64)
+        value[local], magnitude[local] = a.T @ b, np.abs(a.T) @ np.abs(b)
     return value, magnitude
+
+
+def _used(bounds: Bounds, num_groups: int, group_offset: int) -> Iterator[tuple[int, slice]]:
+    for local in range(max(0, -group_offset), min(num_groups, len(bounds) - 1 - group_offset)):
+        first, end = bounds[local + group_offset : local + group_offset + 2]
+        if first < end:
+            yield local, slice(first, end)
 
 
 def error_bound(

@@ -18,13 +18,13 @@ struct TileConfig {
     int min_ctas;      // CTAs an SM must be able to hold (caps the registers)
     int vector_bytes;  // 16: cp.async on aligned rows; 2: element loads at any stride and alignment
 
-    __host__ __device__ constexpr int threads() const { return 32 * warps_m * warps_n; }
-    __host__ __device__ constexpr int slices_m() const { return tile_m / (16 * warps_m); }
-    __host__ __device__ constexpr int slices_n() const { return tile_n / (8 * warps_n); }
-    __host__ __device__ constexpr int stage_bytes() const { return (tile_m + tile_n) * kTileK * kElementBytes; }
-    __host__ __device__ constexpr int shared_bytes() const { return stages * stage_bytes(); }
+    constexpr int threads() const { return 32 * warps_m * warps_n; }
+    constexpr int slices_m() const { return tile_m / (16 * warps_m); }
+    constexpr int slices_n() const { return tile_n / (8 * warps_n); }
+    constexpr int stage_bytes() const { return (tile_m + tile_n) * kTileK * kElementBytes; }
+    constexpr int shared_bytes() const { return stages * stage_bytes(); }
 
-    __host__ __device__ constexpr bool legal() const {
+    constexpr bool legal() const {
         return tile_m % (16 * warps_m) == 0 && tile_n % (32 * warps_n) == 0 && threads() % 64 == 0 && stages >= 2 &&
                (tile_m * 8) % threads() == 0 && (tile_n * 8) % threads() == 0 &&
                (vector_bytes == kChunkBytes || vector_bytes == kElementBytes) && shared_bytes() <= 232448;

@@ -31,7 +31,7 @@ __device__ __forceinline__ void grouped_mm(const Params& p) {
 
         const RowTile& tile = next_tile[turn];  // stays in shared memory: the registers belong to the product
         acc.clear();
-        if (tile.group >= 0 && tile.group < p.groups) {
+        if (tile.has_product(p.groups)) {
             const A a{static_cast<const u16*>(p.a) + tile.first_row * p.a_row, p.a_row, p.a_col, tile.rows};
             const B b{static_cast<const u16*>(p.b) + tile.group * p.b_group + tile.col * p.b_col, p.b_col, p.b_row,
                       tile.cols};

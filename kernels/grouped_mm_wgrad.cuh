@@ -48,6 +48,44 @@ __device__ __forceinline__ bool arrive_last(i32* arrivals, i32 pieces) {
     return arrived == pieces - 1;
 }
 
+// Where a tile lies in the group's (k, n) matrix.
+struct TilePlace {
+    int row;
+    int col;
+    int rows;
+    int cols;
+};
+
+template <TileConfig kCfg>
+__device__ __forceinline__ TilePlace place_of(const Params& p, const GroupTile& tile) {
+    const int col_tiles = (p.n + kCfg.tile_n - 1) / kCfg.tile_n;
+    const int row = tile.tile / col_tiles * kCfg.tile_m;
+    const int col = tile.tile % col_tiles * kCfg.tile_n;
+    return {row, col, p.k - row < kCfg.tile_m ? p.k - row : kCfg.tile_m,
+            p.n - col < kCfg.tile_n ? p.n - col : kCfg.tile_n};
+}
+
+// Stores the tile, or adds it to the pieces of its group and stores their sum where this piece is the last.
+template <TileConfig kCfg>
+__device__ __forceinline__ void finish_tile(const Params& p, const GroupTile& tile, const StagedTile<kCfg>& staged,
+                                            i32 tiles_per_group) {
+    const TilePlace at = place_of<kCfg>(p, tile);
+    const auto staged_chunk = [&](int r, int chunk) { return staged.chunk(r, chunk); };
+    if (tile.pieces == 1) {
+        store<kCfg>(p, tile.group, at.row, at.col, at.rows, at.cols, staged_chunk);
+        return;
+    }
+    const i64 slot = static_cast<i64>(tile.first_slot) * tiles_per_group + tile.tile;
+    const Pieces<kCfg> pieces{p.partials + slot * Pieces<kCfg>::kTileFloats,
+                              tiles_per_group * Pieces<kCfg>::kTileFloats};
+    for_each_chunk<kCfg>(at.rows, at.cols,
+                         [&](int r, int chunk) { pieces.save(tile.piece, r, chunk, staged_chunk(r, chunk)); });
+    if (arrive_last(p.tickets + 1 + slot, tile.pieces)) {
+        store<kCfg>(p, tile.group, at.row, at.col, at.rows, at.cols,
+                    [&](int r, int chunk) { return pieces.sum(tile.pieces, r, chunk); });
+    }
+}
+
 template <TileConfig kCfg, class T, Layout kALayout, Layout kBLayout>
 __device__ __forceinline__ void grouped_mm_wgrad(const Params& p) {
     using A = Operand<kCfg.tile_m, kALayout, kCfg.threads()>;
@@ -56,8 +94,7 @@ __device__ __forceinline__ void grouped_mm_wgrad(const Params& p) {
     __shared__ GroupTile next_tile[2];
     __shared__ GroupWindow window;
 
-    const i32 col_tiles = (p.n + kCfg.tile_n - 1) / kCfg.tile_n;
-    const i32 tiles_per_group = (p.k + kCfg.tile_m - 1) / kCfg.tile_m * col_tiles;
+    const i32 tiles_per_group = (p.k + kCfg.tile_m - 1) / kCfg.tile_m * ((p.n + kCfg.tile_n - 1) / kCfg.tile_n);
     const bool first_warp = threadIdx.x < 32;
     const GroupTiles tiles{p, window, tiles_per_group};
     const StagedTile<kCfg> staged{reinterpret_cast<float*>(shared)};
@@ -76,33 +113,20 @@ __device__ __forceinline__ void grouped_mm_wgrad(const Params& p) {
         if (threadIdx.x == 0) claimed = atomic_add(p.tickets, 1) + static_cast<i32>(gridDim.x);
 
         const GroupTile& tile = next_tile[turn];  // stays in shared memory: the registers belong to the product
-        const int row = tile.tile / col_tiles * kCfg.tile_m;
-        const int col = tile.tile % col_tiles * kCfg.tile_n;
-        const int length = tile.end_row - tile.first_row;
-        const int rows = p.k - row < kCfg.tile_m ? p.k - row : kCfg.tile_m;
-        const int cols = p.n - col < kCfg.tile_n ? p.n - col : kCfg.tile_n;
         acc.clear();
-        if (length > 0) {
-            const A a{static_cast<const u16*>(p.a) + tile.first_row * p.a_row + row * p.a_col, p.a_col, p.a_row, rows};
-            const B b{static_cast<const u16*>(p.b) + tile.first_row * p.b_row + col * p.b_col, p.b_col, p.b_row, cols};
-            const Mainloop<kCfg, T, A, B, false> mainloop{a, b, shared, length, WarpPlace<kCfg>::here()};
+        if (tile.end_row > tile.first_row) {
+            const TilePlace at = place_of<kCfg>(p, tile);
+            const u16* a_base = static_cast<const u16*>(p.a) + tile.first_row * p.a_row + at.row * p.a_col;
+            const u16* b_base = static_cast<const u16*>(p.b) + tile.first_row * p.b_row + at.col * p.b_col;
+            const A a{a_base, p.a_col, p.a_row, at.rows};
+            const B b{b_base, p.b_col, p.b_row, at.cols};
+            const Mainloop<kCfg, T, A, B, false> mainloop{a, b, shared, tile.end_row - tile.first_row,
+                                                          WarpPlace<kCfg>::here()};
             mainloop.run(acc);
         }
-        const auto staged_chunk = [&](int r, int chunk) { return staged.chunk(r, chunk); };
-        const bool keep = length == 0 && (p.flags & kAccumulate) != 0;
-        if (!keep) staged.fill(acc, rows);
-        if (tile.pieces == 1 && !keep) {
-            store<kCfg>(p, tile.group, row, col, rows, cols, staged_chunk);
-        } else if (tile.pieces > 1) {
-            const i64 slot = static_cast<i64>(tile.first_slot) * tiles_per_group + tile.tile;
-            const Pieces<kCfg> pieces{p.partials + slot * Pieces<kCfg>::kTileFloats,
-                                      tiles_per_group * Pieces<kCfg>::kTileFloats};
-            for_each_chunk<kCfg>(rows, cols,
-                                 [&](int r, int chunk) { pieces.save(tile.piece, r, chunk, staged_chunk(r, chunk)); });
-            if (arrive_last(p.tickets + 1 + slot, tile.pieces)) {
-                store<kCfg>(p, tile.group, row, col, rows, cols,
-                            [&](int r, int chunk) { return pieces.sum(tile.pieces, r, chunk); });
-            }
+        if (tile.end_row > tile.first_row || (p.flags & kAccumulate) == 0) {
+            staged.fill(acc, kCfg.tile_m);
+            finish_tile<kCfg>(p, tile, staged, tiles_per_group);
         }
 
         turn ^= 1;

@@ -88,7 +88,7 @@ struct Operand {
         if constexpr (kLayout == Layout::kKMajor) {
             const u16* source = base + line * mn_stride + k + chunk * kChunkElements;
             const u32 bytes = kWhole ? kChunkBytes : bytes_before(k + chunk * kChunkElements, k_end);
-#pragma unroll
+#pragma unroll 4  // all at once would take the registers of the product
             for (int pass = 0; pass < kChunksPerThread; ++pass) {
                 const bool valid = kWhole || line + pass * kLinesPerPass < mn_end;
                 copy<kWhole>(target + pass * kLinesPerPass * kLineBytes, source, valid ? bytes : 0u);

@@ -76,12 +76,14 @@ struct Params {
     i32 groups;           // of b (forward) or c (weight gradient)
     i32 schedule_groups;  // of the schedule
     i32 max_blocks;       // row blocks that the table has room for
+    i32 height;           // most rows of one of them
     i32 panel;            // forward: column tiles that are walked together
     i32 chunk;            // weight gradient: rows of one piece of a split group
     i32 c_type;           // OutputType
     i32 flags;            // Flag
+    i32 reserved;
 };
-static_assert(sizeof(Params) == 160, "mirrored by cupy_gmm/_params.py");
+static_assert(sizeof(Params) == 168, "mirrored by cupy_gmm/_params.py");
 
 struct ScheduleParams {
     const void* offs;         // (groups,) end offsets, int32 or int64

@@ -55,7 +55,9 @@ __device__ i64 raw_offset(const ScheduleParams& p, int group) {
     return load_integer(p.offs, static_cast<i64>(group) * p.offs_stride, p.offs_is_int64 != 0);
 }
 
-__device__ int blocks_of(i32 length, i32 height) { return static_cast<int>((length + static_cast<i64>(height) - 1) / height); }
+__device__ int blocks_of(i32 length, i32 height) {
+    return static_cast<int>((length + static_cast<i64>(height) - 1) / height);
+}
 
 // bounds[0..groups] and first_block[0..groups) for all groups; returns the number of blocks with rows of groups.
 __device__ int scan_groups(const ScheduleParams& p, i32* bounds, i32* first_block, i32* warp_totals, i32& status) {
@@ -150,6 +152,8 @@ __device__ void write_table(const ScheduleParams& p, const i32* bounds, const i3
         for (int i = thread; i <= p.groups; i += threads) bounds_out[i] = bounds[i];
     }
     if (blockIdx.x == 0) {
+        i32* const padding = order + p.groups;
+        if (padding + threadIdx.x < reinterpret_cast<i32*>(blocks)) padding[threadIdx.x] = 0;
         if (threadIdx.x == 0) {
             p.table[kNumBlocks] = total < p.max_blocks ? total : p.max_blocks;
             p.table[kStatus] = status;

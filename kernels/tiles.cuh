@@ -17,6 +17,9 @@ struct RowTile {
     i32 col;
     i32 rows;  // -1: no tile is left
     i32 cols;
+
+    // Whether there is something to multiply; rows without a group are zeros.
+    __device__ __forceinline__ bool has_product(i32 groups) const { return rows > 0 && group >= 0 && group < groups; }
 };
 
 // Tickets walk a panel of neighbouring column tiles through all row blocks before the next panel begins: a row block
@@ -24,6 +27,7 @@ struct RowTile {
 struct RowTiles {
     const RowBlock* blocks;
     i32 num_blocks;
+    i32 parts;  // tiles that the highest block is cut into
     i32 col_tiles;
     i32 panel;
     i32 rows;
@@ -34,6 +38,7 @@ struct RowTiles {
     __device__ RowTiles(const Params& p, int tile_m_, int tile_n_)
         : blocks(Schedule{p.schedule, p.schedule_groups}.blocks()),
           num_blocks(clamped(p.schedule[kNumBlocks], 0, p.max_blocks)),
+          parts((p.height + tile_m_ - 1) / tile_m_),
           col_tiles((p.n + tile_n_ - 1) / tile_n_),
           panel(p.panel),
           rows(p.rows),
@@ -41,37 +46,38 @@ struct RowTiles {
           tile_m(tile_m_),
           tile_n(tile_n_) {}
 
-    // Whatever the table holds, the tile lies inside the matrices.
+    // Whatever the table holds, the tile lies inside the matrices. A part past its block's end has no rows.
     __device__ RowTile at(i32 ticket) const {
-        if (ticket >= num_blocks * col_tiles) return {-1, 0, 0, -1, 0};
-        const i32 whole = num_blocks * panel;
-        const i32 which = ticket / whole;
-        const i32 rest = ticket - which * whole;
+        const i32 row_tiles = num_blocks * parts;
+        if (ticket >= row_tiles * col_tiles) return {-1, 0, 0, -1, 0};
+        const i32 which = ticket / (row_tiles * panel);
+        const i32 rest = ticket - which * row_tiles * panel;
         const i32 width = col_tiles - which * panel < panel ? col_tiles - which * panel : panel;
-        const RowBlock block = blocks[rest / width];
+        const i32 row_tile = rest / width;
+        const RowBlock block = blocks[row_tile / parts];
         const i32 col = (which * panel + rest % width) * tile_n;
-        const i32 first_row = clamped(block.first_row, 0, rows);
-        const i32 end_row = clamped(block.end_row, first_row, rows);
-        return {block.group, first_row, col, end_row - first_row < tile_m ? end_row - first_row : tile_m,
+        const i32 end_row = clamped(block.end_row, 0, rows);
+        const i32 first_row = clamped(block.first_row, 0, end_row) + row_tile % parts * tile_m;
+        return {block.group, first_row, col, clamped(end_row - first_row, 0, tile_m),
                 n - col < tile_n ? n - col : tile_n};
     }
 };
 
 // check="async": one thread hands the schedule's findings on.
-__device__ __forceinline__ void report_status(const Params& p) {
-    if (p.status != nullptr && blockIdx.x == 0 && threadIdx.x == 0 && p.schedule[kStatus] != 0) {
+__device__ __forceinline__ void report_status(const Params& p, u32 thread = 0) {
+    if (p.status != nullptr && blockIdx.x == 0 && threadIdx.x == thread && p.schedule[kStatus] != 0) {
         atomic_or(p.status, p.schedule[kStatus]);
     }
 }
 
 struct GroupTile {
-    i32 group;        // local; -1 when no tile is left
-    i32 first_row;    // of this piece
+    i32 group;      // local; -1 when no tile is left
+    i32 first_row;  // of this piece
     i32 end_row;
-    i32 piece;        // of `pieces`
+    i32 piece;  // of `pieces`
     i32 pieces;
-    i32 first_slot;   // where the partial sums of this group's pieces begin, in pieces
-    i32 tile;         // index into the group's tiles of (k, n)
+    i32 first_slot;  // where the partial sums of this group's pieces begin, in pieces
+    i32 tile;        // index into the group's tiles of (k, n)
 };
 
 // What the walking warp knows of 32 neighbouring places; kept in shared memory to leave the registers to the product.

@@ -61,12 +61,8 @@ def test_help_teaches(run, command):
 
 
 def test_nothing_but_the_standard_library_until_a_command_runs():
-    program = (
-        "import sys, cupy_gmm._cli; print([m for m in ('typer', 'rich', 'matplotlib') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    program = "import sys, cupy_gmm._cli; print([m for m in ('typer', 'rich', 'matplotlib') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout == "[]\n", done.stderr
 
 
@@ -257,12 +253,10 @@ def test_compile_lists_variants_and_failures(run, monkeypatch):
 
     monkeypatch.setattr(_compile, "compile_source", compile_source)
     monkeypatch.setattr(_nvrtc, "version", lambda: "12.9")
-    monkeypatch.setattr(_variants, "sources", lambda: [("good", ""), ("broken", "")])
+    monkeypatch.setattr(_variants, "sources", lambda arch: [("good", "", arch), ("broken", "", arch)])
     found = document(run("compile", "--arch", "sm_90", "--arch", "sm_80", "--json"), code=1)
     names = [(each["name"], each["arch"], each["error"] is None) for each in found["variants"]]
-    assert names == [
-        (name, arch, name == "good") for arch in ("sm_90", "sm_80") for name in ("good", "broken")
-    ]
+    assert names == [(name, arch, name == "good") for arch in ("sm_90", "sm_80") for name in ("good", "broken")]
     good = found["variants"][0]
     assert (good["kernels"], good["registers"], good["spill_bytes"], good["static_smem"]) == (2, 64, 8, 512)
     out = run("compile", "--arch", "sm_80")[1]

@@ -84,13 +84,9 @@ def test_tile_predicts_by_the_model_it_documents():
     assert tiling.waves_us == pytest.approx(2 * tiling.tile_math_us)
     assert tiling.bytes_us == pytest.approx(2 * (300 * 1100 + 3 * 1000 * 100) / 1e12 * 1e6)
     assert tiling.predicted_us == tiling.waves_us
-    slow = c.tile(
-        [100, 0, 0], k=1000, n=100, tile_m=100, machine=c.Machine(sms=1, tflops=1e9, bandwidth_tb_s=1e-3)
-    )
+    slow = c.tile([100, 0, 0], k=1000, n=100, tile_m=100, machine=c.Machine(sms=1, tflops=1e9, bandwidth_tb_s=1e-3))
     assert slow.predicted_us == slow.bytes_us == pytest.approx(2 * (100 * 1100 + 1000 * 100) / 1e9 * 1e6)
-    narrow = c.tile(
-        [100], k=1000, n=100, tile_m=100, tile_n=60, machine=c.Machine(sms=1, tflops=1e9, l2_tb_s=1e-6)
-    )
+    narrow = c.tile([100], k=1000, n=100, tile_m=100, tile_n=60, machine=c.Machine(sms=1, tflops=1e9, l2_tb_s=1e-6))
     assert narrow.waves_us == pytest.approx(2 * 2 * (100 + 60) * 1000)
 
 

@@ -119,12 +119,12 @@ def missing(needs: dict[str, str], find: Callable[[str], Any] = importlib.util.f
     return absent
 
 
-def check(
-    purpose: str, driver: int | None, find: Callable[[str], Any] = importlib.util.find_spec
-) -> str | None:
-    """One sentence that names what this interpreter lacks for `make <purpose>`, or None."""
+def check(purpose: str, driver: int | None, find: Callable[[str], Any] = importlib.util.find_spec) -> str | None:
+    """One sentence that names what this interpreter or machine lacks for `make <purpose>`, or None."""
     needs = dict(NEEDS[purpose])
     choice = choose(driver)
+    if purpose == "bench" and choice.extra == "nvrtc":
+        return "make bench: it measures a GPU, and no NVIDIA driver for CUDA 12 or newer answers here."
     if choice.extra != "nvrtc" and purpose != "lint":
         needs["cupy"] = f"cupy-{choice.extra}x"
         needs["cuda.bindings"] = "cuda-bindings"
@@ -179,17 +179,14 @@ def main(arguments: list[str] | None = None) -> int:
     if sys.version_info < OLDEST_PYTHON:
         found, oldest = (".".join(map(str, v)) for v in (sys.version_info[:3], OLDEST_PYTHON))
         print(
-            f"Python {oldest} or newer is needed, and {sys.executable} is {found}: "
-            "name another one with BOOTSTRAP=..."
+            f"Python {oldest} or newer is needed, and {sys.executable} is {found}: name another one with BOOTSTRAP=..."
         )
         return 1
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     venv = commands.add_parser("venv", help="create or refresh a virtual environment")
     venv.add_argument("folder", type=Path)
-    venv.add_argument(
-        "--extras", default="", help="comma-separated extras of pyproject.toml besides the GPU one"
-    )
+    venv.add_argument("--extras", default="", help="comma-separated extras of pyproject.toml besides the GPU one")
     look = commands.add_parser("check", help="name what this interpreter lacks")
     look.add_argument("purpose", choices=sorted(NEEDS))
     options = parser.parse_args(arguments)

@@ -22,9 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if missing := [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]:
-        return _refuse(
-            words, f"The command line needs {' and '.join(missing)}: pip install 'cupy-gmm[cli]'", 1
-        )
+        return _refuse(words, f"The command line needs {' and '.join(missing)}: pip install 'cupy-gmm[cli]'", 1)
 
     from .app import build
 

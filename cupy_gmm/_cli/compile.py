@@ -32,13 +32,9 @@ class Outcome:
 def compile_kernels(
     arch: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Such as sm_90; give it several times. Default: the GPUs here, else all that ship."
-        ),
+        typer.Option(help="Such as sm_90; give it several times. Default: the GPUs here, else all that ship."),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Compiles at a time; default: as many as cores.")
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Compiles at a time; default: as many as cores.")] = None,
     json: Json = False,
 ) -> None:
     """Compile every kernel for given architectures and keep the results, so that no first call has to wait.
@@ -51,7 +47,7 @@ def compile_kernels(
     if unknown := [each for each in wanted if each.removesuffix("a") not in _device.PORTABLE]:
         raise ArgumentError(f"`--arch` is {unknown[0]!r}: expected one of {', '.join(_device.PORTABLE)}")
     nvrtc, started = _nvrtc.version(), time.perf_counter()
-    work = [(name, text, each) for each in wanted for name, text in _variants.sources()]
+    work = [item for each in wanted for item in _variants.sources(each.removesuffix("a"))]
     outcomes = []
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool, progress("compiling", len(work)) as advance:
         for future in as_completed([pool.submit(_one, *item) for item in work]):
@@ -98,15 +94,11 @@ def _one(name: str, text: str, arch: str) -> Outcome:
 def _draw(console: Console, document: dict[str, Any]) -> None:
     outcomes = document["variants"]
     columns = "variant|arch|kernels|registers|spilled\nbytes|static\nshared|cubin KB|s|".split("|")
-    caption = (
-        "Registers, static shared memory: the largest of the variant's kernels. 0.0 s: it was in the cache."
-    )
+    caption = "Registers, static shared memory: the largest of the variant's kernels. 0.0 s: it was in the cache."
     rows = table(f"Kernels, compiled by NVRTC {document['nvrtc']}", *columns, caption=caption)
     for each in outcomes:
         numbers = (each.kernels, each.registers, each.spill_bytes, each.static_smem, each.cubin_bytes >> 10)
-        rows.add_row(
-            each.name, each.arch, *map(str, numbers), f"{each.seconds:.1f}", mark(each.error is None)
-        )
+        rows.add_row(each.name, each.arch, *map(str, numbers), f"{each.seconds:.1f}", mark(each.error is None))
     console.print(rows)
     for each in outcomes:
         if each.error is not None:

@@ -22,9 +22,7 @@ def counts(
         typer.Argument(help='JSON: {"counts": [3, 0, 5]}, a bare list, or a list of either, one a step.'),
     ],
     k: Annotated[int | None, typer.Option(help="Reduction length; default: the file's, else 4096.")] = None,
-    n: Annotated[
-        int | None, typer.Option(help="Columns of the output; default: the file's, else 2048.")
-    ] = None,
+    n: Annotated[int | None, typer.Option(help="Columns of the output; default: the file's, else 2048.")] = None,
     rows: Annotated[
         int | None, typer.Option(help="Scale each histogram to this many rows (largest remainder).")
     ] = None,
@@ -120,9 +118,7 @@ def _draw(console: Console, document: dict[str, Any], every: bool) -> None:
 
 def _skews(reports: list[dict[str, Any]]) -> Table:
     columns = "histogram|experts|rows|empty|min|mean|max|max/mean|Gini|effective\nexperts".split("|")
-    caption = (
-        "Gini: 0 all equal, 1 one has all. Effective experts: so many equal ones would spread as widely."
-    )
+    caption = "Gini: 0 all equal, 1 one has all. Effective experts: so many equal ones would spread as widely."
     ranks = reports[0]["ranks"]
     if ranks > 1:
         columns.append(f"busiest of\n{ranks} GPUs/mean")
@@ -149,9 +145,7 @@ def _tiles(reports: list[dict[str, Any]], machine: Machine) -> Table:
         f"{machine.l2_tb_s:g} TB/s from L2; * the fastest by it."
     )
     width = reports[0]["tilings"][0].tile_n
-    out = table(
-        f"Cut into tiles, {width} columns wide, on {machine.sms} SMs", *columns.split("|"), caption=caption
-    )
+    out = table(f"Cut into tiles, {width} columns wide, on {machine.sms} SMs", *columns.split("|"), caption=caption)
     for each in reports:
         fastest = min(tiling.predicted_us for tiling in each["tilings"])
         for index, tiling in enumerate(each["tilings"]):
@@ -167,9 +161,7 @@ def _tiles(reports: list[dict[str, Any]], machine: Machine) -> Table:
 
 
 def _loops(reports: list[dict[str, Any]], machine: Machine) -> Table:
-    columns = (
-        f"histogram|K|N|GFLOP|ms at\n{machine.tflops:g} TFLOP/s|launches|whole\nwaves|SMs of the\nsmallest"
-    )
+    columns = f"histogram|K|N|GFLOP|ms at\n{machine.tflops:g} TFLOP/s|launches|whole\nwaves|SMs of the\nsmallest"
     first = reports[0]["tilings"][0]
     caption = f"Waves and SMs: tiles of {first.tile_m} x {first.tile_n}; each launch waits for its last wave."
     out = table("The work, and a loop of one launch an expert", *columns.split("|"), caption=caption)

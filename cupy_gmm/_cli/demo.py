@@ -56,33 +56,23 @@ def demo(
     asked = {"tokens": tokens, "hidden": hidden, "inner": inner, "experts": experts, "top_k": top_k}
     if recorded is not None:
         if experts not in (None, len(recorded.counts)):
-            raise ArgumentError(
-                f"`--experts` is {experts}: expected {len(recorded.counts)} as in {counts_file}"
-            )
+            raise ArgumentError(f"`--experts` is {experts}: expected {len(recorded.counts)} as in {counts_file}")
         asked["experts"] = len(recorded.counts)
     defaults = _ON_GPU if on_gpu else _ON_CPU
-    sizes = dataclasses.replace(
-        defaults, **{name: value for name, value in asked.items() if value is not None}
-    )
+    sizes = dataclasses.replace(defaults, **{name: value for name, value in asked.items() if value is not None})
     source = text.standard_library() if text_file is None else text.read(text_file)
     if len(source) < sizes.tokens:
         if tokens is not None:
-            raise ArgumentError(
-                f"`--tokens` is {tokens}: expected at most {len(source)}, the bytes of the text"
-            )
+            raise ArgumentError(f"`--tokens` is {tokens}: expected at most {len(source)}, the bytes of the text")
         sizes = dataclasses.replace(sizes, tokens=len(source))
     if sizes.top_k > sizes.experts:
-        raise ArgumentError(
-            f"`--top-k` is {sizes.top_k}: expected at most {sizes.experts}, the number of experts"
-        )
+        raise ArgumentError(f"`--top-k` is {sizes.top_k}: expected at most {sizes.experts}, the number of experts")
 
     xp = _gpu_arrays() if on_gpu else np
     layer = step.make(xp, source[: sizes.tokens], sizes, None if recorded is None else recorded.counts, seed)
     result = step.run(layer, sizes, on_gpu)
     machine = Machine(sms=_device.info(0).sm_count) if on_gpu else Machine()
-    heights = [
-        tile(result["counts"], k=sizes.hidden, n=2 * sizes.inner, tile_m=m, machine=machine) for m in _HEIGHTS
-    ]
+    heights = [tile(result["counts"], k=sizes.hidden, n=2 * sizes.inner, tile_m=m, machine=machine) for m in _HEIGHTS]
     document = {
         "name": "text" if recorded is None else recorded.name,
         "device": _device.info(0).name if on_gpu else "the CPU (NumPy)",
@@ -143,9 +133,7 @@ def _draw(console: Console, document: dict[str, Any]) -> None:
         ms = timings[f"{name}_ms"]
         times.add_row(name, f"{ms:.3f}", f"{products * document['flop'] / ms * factor:,.1f}")
     console.print(times)
-    console.print(
-        f"First call, compiling or reading the kernel cache included: {timings['first_call_s']:.2f} s."
-    )
+    console.print(f"First call, compiling or reading the kernel cache included: {timings['first_call_s']:.2f} s.")
     useful = ", ".join(f"{tiling.useful:.0%} at {tiling.tile_m}" for tiling in document["tilings"])
     console.print(f"Computed rows that are real, by tile height: {useful}.")
     console.print(f"Picture: {document['picture'] or document['no_picture']}", markup=False)

@@ -23,9 +23,7 @@ from .output import Json, emit
 
 _STATES = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[bold red]problem[/]"}
 _EXTRAS = {"cli": ("typer", "rich", "matplotlib"), "jax": ("jax",), "torch": ("torch",)}
-_CACHE_RULES = (
-    "a folder of yours that nobody else can write, no link; one checked file a kernel; safe to delete"
-)
+_CACHE_RULES = "a folder of yours that nobody else can write, no link; one checked file a kernel; safe to delete"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,11 +46,7 @@ def doctor(json: Json = False) -> None:
     findings = [finding for look in _LOOKS for finding in _guarded(look)]
     usable = all(each.state != "problem" for each in findings)
     gpus = _device.count()
-    verdict = (
-        f"Usable, on {gpus} GPU{'s' * (gpus > 1)}."
-        if gpus
-        else "Usable, on the CPU only: there is no GPU here."
-    )
+    verdict = f"Usable, on {gpus} GPU{'s' * (gpus > 1)}." if gpus else "Usable, on the CPU only: there is no GPU here."
     document = {
         "version": __version__,
         "usable": usable,
@@ -100,9 +94,7 @@ def _gpus() -> Iterator[Finding]:
     for ordinal in range(gpus):
         gpu = _device.info(ordinal)
         driver = ".".join(map(str, gpu.driver_version))
-        found = (
-            f"{gpu.name}, {gpu.arch}, {gpu.sm_count} SMs, L2 {gpu.l2_bytes >> 20} MB; driver: CUDA {driver}"
-        )
+        found = f"{gpu.name}, {gpu.arch}, {gpu.sm_count} SMs, L2 {gpu.l2_bytes >> 20} MB; driver: CUDA {driver}"
         if gpu.arch in _device.PORTABLE:
             yield Finding(f"GPU {ordinal}", "ok", found)
         else:
@@ -189,18 +181,14 @@ def _product() -> Iterator[Finding]:
     numbers = np.arange(8 * k).reshape(8, k) % 7 - 3
     weights = np.arange(3 * k * n).reshape(3, k, n) % 5 - 2
     ends = np.cumsum(counts)
-    want = np.concatenate(
-        [numbers[end - m : end] @ w for end, m, w in zip(ends, counts, weights, strict=True)]
-    )
+    want = np.concatenate([numbers[end - m : end] @ w for end, m, w in zip(ends, counts, weights, strict=True)])
     x, w = numbers.astype(ml_dtypes.bfloat16), weights.astype(ml_dtypes.bfloat16)
     for where in ("CPU", "GPU") if _device.count() else ("CPU",):
         put = _device.import_cupy().asarray if where == "GPU" else np.asarray
         got = ops.grouped_mm(put(x), put(w), put(ends.astype(np.int32)), out_dtype="float32")
         exact = np.array_equal(np.asarray(got.tolist()), want)
         remedy = (
-            ""
-            if exact
-            else "the results of this machine cannot be trusted: report this with the output of `doctor`"
+            "" if exact else "the results of this machine cannot be trusted: report this with the output of `doctor`"
         )
         text = f"grouped_mm of {counts} rows: {'exact' if exact else 'WRONG'}"
         yield Finding(f"a product, {where}", "ok" if exact else "problem", text, remedy)
@@ -210,9 +198,7 @@ _LOOKS = (_python, _gpus, _compiler, _cupy, _kernel_cache, _extras, _product)
 
 
 def _draw(console: Console, document: dict[str, Any]) -> None:
-    rows = Table(
-        title=f"cupy_gmm {document['version']}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
-    )
+    rows = Table(title=f"cupy_gmm {document['version']}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for column in ("what", "state", "found", "remedy"):
         rows.add_column(column, overflow="fold")
     for each in document["findings"]:

@@ -33,9 +33,7 @@ def save(figure: "Figure", path: Path) -> Path:
     """
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:
-        raise ArgumentError(
-            f"The picture {path} has the ending {suffix or 'of no format'!r}: use .svg or .png"
-        )
+        raise ArgumentError(f"The picture {path} has the ending {suffix or 'of no format'!r}: use .svg or .png")
     import matplotlib
 
     buffer, metadata = io.BytesIO(), {"Date": None, "Creator": "cupy_gmm"} if suffix == ".svg" else {}
@@ -45,9 +43,7 @@ def save(figure: "Figure", path: Path) -> Path:
     try:
         path.write_bytes(data)
     except OSError as error:
-        raise ArgumentError(
-            f"The picture {path} cannot be written: {error.strerror}; name another place"
-        ) from error
+        raise ArgumentError(f"The picture {path} cannot be written: {error.strerror}; name another place") from error
     return path.resolve()
 
 
@@ -126,9 +122,7 @@ def _mean_line(axes: "Axes", height: float, text: str) -> None:
     box = {"facecolor": _PAPER, "edgecolor": "none", "pad": 1.2, "alpha": 0.85}
     # In axes coordinates across, so that it stands at the right edge whatever the scale.
     across = axes.get_yaxis_transform()
-    axes.text(
-        0.995, height, text, transform=across, color=_INK, ha="right", va="bottom", fontsize=8, bbox=box
-    )
+    axes.text(0.995, height, text, transform=across, color=_INK, ha="right", va="bottom", fontsize=8, bbox=box)
 
 
 def _useful(axes: "Axes", reports: Sequence[dict[str, Any]]) -> None:
@@ -144,9 +138,7 @@ def _useful(axes: "Axes", reports: Sequence[dict[str, Any]]) -> None:
 
 
 def _useful_spread(axes: "Axes", reports: Sequence[dict[str, Any]]) -> None:
-    shares = [
-        sorted(100 * each["tilings"][i].useful for each in reports) for i in range(len(reports[0]["tilings"]))
-    ]
+    shares = [sorted(100 * each["tilings"][i].useful for each in reports) for i in range(len(reports[0]["tilings"]))]
     middles = [each[len(each) // 2] for each in shares]
     below = [middle - each[0] for middle, each in zip(middles, shares, strict=True)]
     above = [each[-1] - middle for middle, each in zip(middles, shares, strict=True)]

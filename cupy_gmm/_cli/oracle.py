@@ -88,9 +88,7 @@ def worst(xp: Any, got: Any, want: Pair) -> float:
     return ratio if math.isfinite(ratio) else math.inf
 
 
-def _expert(
-    xp: Any, like: str, x: Pair, weights: tuple[Pair, Pair], weight: Any, dy: Pair
-) -> dict[str, Pair]:
+def _expert(xp: Any, like: str, x: Pair, weights: tuple[Pair, Pair], weight: Any, dy: Pair) -> dict[str, Pair]:
     """One expert on its own tokens: what it adds to y and dx, and its gradients."""
     w_gate_up, w_down = weights
     inner = w_down.value.shape[0]
@@ -137,9 +135,7 @@ def _product(xp: Any, a: Pair, b: Pair) -> Pair:
 
 def _times(xp: Any, a: Pair, b: Pair) -> Pair:
     value = a.value * b.value
-    return Pair(
-        value, xp.abs(a.value) * b.slack + a.slack * (xp.abs(b.value) + b.slack) + _FP32 * xp.abs(value)
-    )
+    return Pair(value, xp.abs(a.value) * b.slack + a.slack * (xp.abs(b.value) + b.slack) + _FP32 * xp.abs(value))
 
 
 def _round(xp: Any, a: Pair, like: str) -> Pair:

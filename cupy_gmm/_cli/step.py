@@ -48,11 +48,7 @@ def make(xp: Any, source: bytes, sizes: Sizes, recorded: tuple[int, ...] | None,
     # A token is its letter and a trace of the one before: language is uneven in both.
     x = embedding[letters] + np.float32(0.5) * np.roll(embedding[np.roll(letters, 1)], 1, axis=1)
     x = (x / np.sqrt(np.float32(1.25))).astype(ml_dtypes.bfloat16)
-    logits = (
-        x.astype(np.float32)
-        @ rng.standard_normal((sizes.hidden, sizes.experts), np.float32)
-        / sizes.hidden**0.5
-    )
+    logits = x.astype(np.float32) @ rng.standard_normal((sizes.hidden, sizes.experts), np.float32) / sizes.hidden**0.5
     if recorded is None:
         expert_idx = _top(logits, sizes)
     else:

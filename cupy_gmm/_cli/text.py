@@ -29,9 +29,7 @@ def standard_library() -> bytes:
         pieces = [piece for name in _MODULES for piece in _documentation(name)]
     text = "\n\n".join(pieces).encode()
     if not text:
-        raise ArgumentError(
-            "This Python runs without docstrings (-OO): pass your own text with `--text FILE`"
-        )
+        raise ArgumentError("This Python runs without docstrings (-OO): pass your own text with `--text FILE`")
     return text
 
 

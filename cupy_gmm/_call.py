@@ -1,0 +1,182 @@
+"""One call between validation and launch: the key of its plan, checks of `offs` against the operands, the run."""
+
+from typing import Any
+
+from . import _arrays, _device, _host, _launch, _plan, _problem, _schedule
+from ._params import PARAMS_POINTERS
+from ._schedule import Schedule
+from .errors import ArgumentError
+
+# Row counts may change every step, and each has a plan of its own: the oldest go first.
+MAX_PLANS = 4096
+plans: dict[tuple[Any, ...], _plan.Plan] = {}
+_device.forget_in_child(plans.clear)
+
+
+def required(**arguments: Any) -> None:
+    """Says which argument is None, though it must be an array."""
+    for name, value in arguments.items():
+        if value is None:
+            raise ArgumentError(f"`{name}` is None: expected an array.")
+
+
+def key(
+    op: str, a: Any, b: Any, offs: Any, out: Any, out_dtype: Any, schedule: Schedule | None, device: int, config: Any,
+    host_offset: int | None, rest: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """What a plan depends on: everything but addresses, of which the alignment counts."""
+    return (
+        op, device, config, rest, out_dtype, host_offset,
+        a.dtype, a.shape, a.strides, a.ptr & 15, b.dtype, b.shape, b.strides, b.ptr & 15,
+        offs.shape if schedule is None else (schedule.groups, schedule.rows, schedule.group_offset), offs.dtype,
+        None if out is None else (out.dtype, out.shape, out.strides, out.ptr & 15),
+    )  # fmt: skip
+
+
+def new_plan(
+    key: tuple[Any, ...],
+    problem: _problem.Problem,
+    views: Any,
+    schedule: Schedule | None,
+    host_offset: int | None,
+    config: str | None,
+    site: Any,
+) -> _plan.Plan:
+    """Makes the plan of `problem` and keeps it under `key`."""
+    groups = check_offsets(problem.rows, problem.groups, views[2], views[4], schedule, host_offset)
+    with site.guard():
+        plan = _plan.build(problem, groups, schedule.shape if schedule else None, config, site.device)
+    while len(plans) >= MAX_PLANS:
+        plans.pop(next(iter(plans)), None)
+    plans[key] = plan
+    return plan
+
+
+def check_aliasing(a: Any, b: Any, out: Any) -> None:
+    """`out` must not begin where an input does: it is written while they are read."""
+    if out.ptr and out.ptr in (a.ptr, b.ptr):
+        raise ArgumentError("`out` begins where an input does: pass an array of its own.")
+
+
+def check_offsets(
+    rows: int, local: int, offs: Any, offset_view: Any, schedule: Schedule | None, host_offset: int | None
+) -> int:
+    """Checks `offs` or the Schedule against the operands; returns the number of groups."""
+    if schedule is None:
+        groups = _problem.offsets(offs)
+        _schedule.check_group_offset(offset_view)
+        if host_offset is not None:
+            _problem.group_range(host_offset, groups, local)
+        return groups
+    if schedule.rows != rows:
+        raise ArgumentError(
+            f"`offs` is a Schedule for {schedule.rows} rows: expected one for {rows}, as `x` has {rows} rows; "
+            "make it with `make_schedule(offs, rows=x.shape[0])`."
+        )
+    if offset_view is not None or host_offset not in (0, schedule.group_offset):
+        raise ArgumentError(
+            f"`group_offset` is {host_offset if offset_view is None else 'an array'} and `offs` is a Schedule made "
+            f"with `group_offset` {schedule.group_offset}: pass it to `make_schedule` and leave it out here."
+        )
+    if schedule.group_offset is not None:
+        _problem.group_range(schedule.group_offset, schedule.groups, local)
+    return schedule.groups
+
+
+def local_groups(num_groups: Any, out: Any, offs: Any, schedule: Schedule | None, host_offset: int | None) -> int:
+    """Groups of a weight gradient: said, or those of `out`, or all from the offset on."""
+    if out is not None and len(out.shape) == 3 and num_groups is None:
+        return int(out.shape[0])
+    groups = schedule.groups if schedule else _problem.offsets(offs)
+    if num_groups is None:
+        offset = host_offset if schedule is None else schedule.group_offset
+        if offset is None:
+            raise ArgumentError(
+                "`num_groups` is None and `group_offset` is on the device: say how many groups are local."
+            )
+        return max(groups - max(offset, 0), 0)
+    if isinstance(num_groups, bool) or not hasattr(num_groups, "__index__") or num_groups < 0:
+        raise ArgumentError(
+            f"`num_groups` is {num_groups!r}: expected the number of local groups, an int of 0 or more."
+        )
+    return int(num_groups)
+
+
+def host_offsets(
+    problem: _problem.Problem,
+    schedule: Schedule | None,
+    offs: Any,
+    offset_view: Any,
+    host_offset: int | None,
+    check: str | None,
+) -> _host.Offsets:
+    check_offsets(problem.rows, problem.groups, offs, offset_view, schedule, host_offset)
+    if offset_view is not None:
+        host_offset = int(_arrays.host(offset_view).reshape(-1)[0])
+    return _host.Offsets(offs, schedule, host_offset or 0, check)
+
+
+def _check_capture(site: Any, schedule: Schedule | None, check: str | None) -> None:
+    """What a call cannot do while its stream is captured into a CUDA graph."""
+    if schedule is None and site.capturing():
+        raise ArgumentError(
+            "`offs` is an array and the stream is being captured into a CUDA graph: pass a Schedule, refilled inside "
+            "the capture by `make_schedule(offs, rows, out=schedule)`, since CuPy has no memory that a graph owns."
+        )
+    if check == "sync":
+        raise ArgumentError(
+            '`check` is "sync", which waits, and the stream is being captured into a CUDA graph: pass "async" and read '
+            "`async_status()` after a replay."
+        )
+    if check == "async" and not _schedule.has_status_word(site.device):
+        raise ArgumentError(
+            '`check` is "async" for the first time, and the stream is being captured into a CUDA graph: call '
+            "`async_status()` once before the capture, which allocates the word that findings go to."
+        )
+
+
+def run(
+    plan: _plan.Plan,
+    site: Any,
+    views: Any,
+    out: Any,
+    schedule: Schedule | None,
+    host_offset: int | None,
+    check: str | None,
+) -> Any:
+    """Allocates, builds the schedule unless it is given, launches."""
+    a, b, offs, out_view, offset_view = views
+    problem, table = plan.problem, plan.table
+    if out_view is not None:
+        check_aliasing(a, b, out_view)
+    if offset_view is not None:
+        _schedule.check_group_offset(offset_view)
+    with site.guard():
+        if site.in_graph():
+            _check_capture(site, schedule, check)
+        native = out
+        if out_view is None:
+            native, out_view = site.empty(problem.out_shape, problem.out_dtype)
+        if schedule is None:
+            work = site.scratch(table.nbytes + plan.zeroed_bytes + plan.partial_bytes)
+            table_ptr, tickets = work.ptr, work.ptr + table.nbytes
+            _schedule.build(
+                site, table, offs, table_ptr, host_offset or 0, offset_view, problem.groups, plan.zeroed_words
+            )
+        else:
+            work = site.scratch(plan.zeroed_bytes + plan.partial_bytes)
+            table_ptr, tickets = offs.ptr, work.ptr
+            _launch.memset32(tickets, plan.zeroed_words * 4, site)
+        if check == "sync":
+            _schedule.raise_for_status(_schedule.read_word(table_ptr + 4 * _schedule.STATUS_WORD, site), problem.rows)
+        if plan.grid:
+            status = _schedule.status_word(site.device).data.ptr if check == "async" else 0
+            pointers = PARAMS_POINTERS.pack(
+                a.ptr, b.ptr, out_view.ptr, table_ptr, tickets, status, tickets + plan.zeroed_bytes
+            )
+            params = pointers + plan.facts
+            if plan.maps is not None:
+                params = plan.maps.encoded(a.ptr, b.ptr) + params
+            _launch.launch(plan.function, plan.grid, plan.config.threads, plan.config.shared_bytes, site, params)
+        site.hold((*views, work))
+    return out if out is not None else site.finish(native)

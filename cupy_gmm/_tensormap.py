@@ -1,0 +1,127 @@
+"""Tensor maps: what Hopper's copy engine must know of an operand. Encoded once an address, then cached."""
+
+import ctypes
+from dataclasses import dataclass
+
+from . import _device
+from ._config import ELEMENT_BYTES, TILE_K, HopperConfig
+from ._problem import Problem
+from ._variants import K_MAJOR
+
+MAP_BYTES = 128
+TOKEN_BOXES = (16, 64, 256)  # rows of the boxes of x, in the order of HopperParams
+MAX_KEPT = 1024  # addresses a plan remembers
+MAX_STRIDE_BYTES = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class MapShape:
+    """A tensor map without its address. Innermost axis first; the innermost stride is one element.
+
+    Attributes:
+        dtype: "bfloat16" or "float16".
+        extents: Elements along each axis.
+        strides: Bytes between neighbours along every axis but the innermost.
+        box: Elements that one copy takes along each axis.
+    """
+
+    dtype: str
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+
+    def encode(self, address: int) -> bytes:
+        """The 128 bytes of a CUtensorMap.
+
+        Raises:
+            CompileError: The driver refuses it, with CUDA's name for the reason.
+        """
+        api = _device.driver()
+        kinds = api.CUtensorMapDataType
+        kind = (
+            kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+            if self.dtype == "bfloat16"
+            else kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+        )
+        rank = len(self.extents)
+        # perf: no L2 promotion; 128 and 256 bytes are slower where weights dominate
+        # (bench/notes/0003-hopper-forward.md).
+        encoded = _device.check(
+            api.cuTensorMapEncodeTiled(
+                kind,
+                rank,
+                address,
+                [api.cuuint64_t(extent) for extent in self.extents],
+                [api.cuuint64_t(stride) for stride in self.strides],
+                [api.cuuint32_t(extent) for extent in self.box],
+                [api.cuuint32_t(1)] * rank,
+                api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+                api.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+                api.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                api.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            ),
+            f"encoding a tensor map of {self}",
+        )
+        return ctypes.string_at(encoded.getPtr(), MAP_BYTES)
+
+
+class Maps:
+    """The tensor maps of one plan by address; a call costs two look-ups when its arrays were seen before."""
+
+    __slots__ = ("_a", "_a_shapes", "_b", "_b_shapes")
+
+    def __init__(self, a_shapes: tuple[MapShape, ...], b_shapes: tuple[MapShape, ...]) -> None:
+        self._a_shapes = a_shapes
+        self._b_shapes = b_shapes
+        self._a: dict[int, bytes] = {}
+        self._b: dict[int, bytes] = {}
+
+    def encoded(self, a: int, b: int) -> bytes:
+        """Maps of the right operand at `b`, then of the left one at `a`: the head of HopperParams."""
+        right = self._b.get(b) or _encode(self._b, self._b_shapes, b)
+        left = self._a.get(a) or _encode(self._a, self._a_shapes, a)
+        return right + left
+
+
+def _encode(known: dict[int, bytes], shapes: tuple[MapShape, ...], address: int) -> bytes:
+    if len(known) >= MAX_KEPT:
+        known.clear()
+    made = known[address] = b"".join(shape.encode(address) for shape in shapes)
+    return made
+
+
+def forward_maps(problem: Problem, config: HopperConfig) -> Maps:
+    """Boxes of x and w for `sm90/grouped_mm.cuh`."""
+    dtype = problem.dtype
+    group, k_stride, n_stride = problem.b_strides
+    x_stride = _stride(problem.rows, problem.a_strides[0])
+    x_shapes = tuple(MapShape(dtype, (problem.k, problem.rows), (x_stride,), (TILE_K, rows)) for rows in TOKEN_BOXES)
+    group_stride = _stride(problem.groups, group)
+    if problem.b_layout == K_MAJOR:
+        extents = (problem.k, problem.n, problem.groups)
+        w_shape = MapShape(dtype, extents, (_stride(problem.n, n_stride), group_stride), (TILE_K, config.columns, 1))
+    else:
+        extents = (problem.n, problem.k, problem.groups)
+        w_shape = MapShape(dtype, extents, (_stride(problem.k, k_stride), group_stride), (64, TILE_K, 1))
+    return Maps(x_shapes, (w_shape,))
+
+
+def why_impossible(problem: Problem) -> str | None:
+    """Says why the copy engine cannot read the operands of `problem`, or None when it can."""
+    if problem.any_stride:
+        return "it needs 16-byte aligned bases and pitches"
+    if 0 in (problem.rows, problem.k, problem.n, problem.groups):
+        return "it cannot describe an empty operand"
+    steps = zip(
+        (problem.rows, problem.groups, problem.k, problem.n),
+        (problem.a_strides[0], *problem.b_strides),
+        strict=True,
+    )
+    if any(extent > 1 and not 0 < stride * ELEMENT_BYTES < MAX_STRIDE_BYTES for extent, stride in steps):
+        return "it needs strides above 0 and below 2^40 bytes"
+    return None
+
+
+def _stride(extent: int, stride: int) -> int:
+    """Bytes of a stride; any legal value for an axis that is never walked."""
+    return stride * ELEMENT_BYTES if extent > 1 else 16

@@ -1,0 +1,48 @@
+// Boxes of a tensor, global -> shared, by the copy engine (PTX ISA: cp.async.bulk.tensor). Coordinates count elements,
+// innermost first; what lies outside the tensor becomes zero; the barrier is told the bytes of the whole box.
+#pragma once
+
+#include "types.cuh"
+
+namespace cupy_gmm {
+
+// What cuTensorMapEncodeTiled writes; opaque.
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
+static_assert(sizeof(TensorMap) == 128, "CUtensorMap");
+
+// prefetch.tensormap
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.2d
+__device__ __forceinline__ void tma_load_2d(u32 shared, const TensorMap* map, u32 barrier, i32 c0, i32 c1) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+            shared),
+        "l"(map), "r"(barrier), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+// cp.async.bulk.tensor.3d
+__device__ __forceinline__ void tma_load_3d(u32 shared, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+            "r"(shared),
+        "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+// cp.async.bulk.tensor.4d
+__device__ __forceinline__ void tma_load_4d(u32 shared, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
+                                            i32 c3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+        "[%2];" ::"r"(shared),
+        "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+}  // namespace cupy_gmm

@@ -1,0 +1,79 @@
+"""Fixtures and the `gpu` marker. Seeds are printed; `--seed N` repeats a run."""
+
+import functools
+import os
+import zlib
+
+# Before NumPy is imported. The products of the tests are small, and a BLAS's threads only get in their way.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import hypothesis
+import numpy as np
+import pytest
+
+from tests import backends
+
+hypothesis.settings.register_profile(
+    "default",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    max_examples=60,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("default")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=20, help="seed of all random inputs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA device; skipped with a reason where there is none")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.getoption('--seed')}; gpu tests: {no_device() or 'run'}"
+
+
+@functools.cache
+def no_device() -> str:
+    """Why tests marked `gpu` cannot run here; empty when they can."""
+    try:
+        import cupy
+    except ImportError as error:
+        return f"CuPy cannot be imported ({error})"
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:  # a missing driver has no one type
+        return f"no CUDA device ({error})"
+    return "" if count else "no CUDA device"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = no_device()
+    if reason:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cupy", marks=pytest.mark.gpu)])
+def backend(request: pytest.FixtureRequest) -> backends.Backend:
+    """The library on NumPy arrays, and on CuPy arrays where there is a device."""
+    return backends.make(request.param)
+
+
+@pytest.fixture(scope="session")
+def gpu() -> backends.Backend:
+    """CuPy only; the test carries the `gpu` marker itself."""
+    return backends.make("cupy")
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random numbers that depend on `--seed` and on the test alone, and not on which other tests run."""
+    seed = [request.config.getoption("--seed"), zlib.crc32(request.node.nodeid.encode())]
+    print(f"rng seed {seed}")
+    return np.random.default_rng(seed)

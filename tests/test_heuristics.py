@@ -1,0 +1,84 @@
+"""The choice of tuning points: golden values, and the limits that a choice must respect."""
+
+import pytest
+
+from bench.shapes import PROBLEMS
+from cupy_gmm import _device, _heuristics, _plan
+from cupy_gmm._config import CONFIGS
+from cupy_gmm.errors import ArgumentError
+
+GOLDEN_FORWARD = {  # problem -> (sm_90, sm_80, sm_89)
+    "balanced": ("hopper-128", "128x256", "128x128"),
+    "skewed": ("hopper-128", "128x256", "128x128"),
+    "hot": ("hopper-128", "128x256", "128x128"),
+    "dsv3-up": ("hopper-128", "128x256", "128x128"),
+    "qwen3-30b-up": ("hopper-128", "128x256", "128x128"),
+    "qwen3-30b-down": ("hopper-128", "128x256", "128x128"),
+    "mixtral-up": ("hopper-128", "128x256", "128x128"),
+    "mixtral-down": ("hopper-128", "128x256", "128x128"),
+    "decode-qwen3-up": ("hopper-128", "16x128", "16x128"),
+}
+
+
+def choose(problem: object, arch: str, copy_engine: bool = True) -> str:
+    facts = (problem.rows, problem.groups, problem.n, False, copy_engine, arch, _device.SMEM_LIMIT[arch])
+    return _heuristics.choose_forward(*facts).name
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+def test_golden_forward(problem: object) -> None:
+    assert tuple(choose(problem, arch) for arch in ("sm_90", "sm_80", "sm_89")) == GOLDEN_FORWARD[problem.name]
+    assert choose(problem, "sm_90", copy_engine=False) == GOLDEN_FORWARD[problem.name][1]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+def test_golden_weight_gradient(problem: object) -> None:
+    assert _heuristics.choose_wgrad(problem.k, problem.n, False).name == "wgrad-128x128"
+
+
+@pytest.mark.parametrize("mean", [0, 1, 24, 25, 96, 97, 5000])
+@pytest.mark.parametrize("n", [1, 128, 129, 4096])
+@pytest.mark.parametrize("any_stride", [False, True])
+@pytest.mark.parametrize("arch", _device.PORTABLE)
+def test_a_choice_is_always_legal(mean: int, n: int, any_stride: bool, arch: str) -> None:
+    limit = _device.SMEM_LIMIT[arch]
+    config = _heuristics.choose_forward(mean * 8, 8, n, any_stride, not any_stride, arch, limit)
+    assert config.why_illegal(arch, limit, any_stride) is None
+    config = _heuristics.choose_wgrad(n, mean + 1, any_stride)
+    assert config.why_illegal(arch, limit, any_stride) is None
+
+
+@pytest.mark.parametrize("arch", _device.PORTABLE)
+def test_blocks_are_whole_granules(arch: str) -> None:
+    for rows, groups in ((0, 0), (10, 0), (0, 5), (512, 128), (4096, 64), (1 << 20, 8)):
+        height, granule = _heuristics.block_shape(rows, groups, arch)
+        assert height % granule == 0
+        assert granule % 16 == 0
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_can_be_forced_for_its_operation_only(name: str) -> None:
+    config = CONFIGS[name]
+    other = "grouped_mm" if config.op == "grouped_mm_wgrad" else "grouped_mm_wgrad"
+    assert _heuristics.forced(name, config.op) is config
+    with pytest.raises(ArgumentError, match="`config` is"):
+        _heuristics.forced(name, other)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 1000, 16384, 1 << 20])
+@pytest.mark.parametrize("tiles", [1, 36, 255, 256, 4096])
+def test_pieces_of_a_split_are_long_and_few(rows: int, tiles: int) -> None:
+    chunk = _heuristics.split_chunk(rows, tiles)
+    assert chunk >= 1
+    if chunk < rows:
+        assert chunk % 64 == 0
+        assert chunk >= _heuristics.SHORTEST_PIECE
+        assert rows // chunk * tiles <= _heuristics.SPLIT_TILES
+
+
+def test_resident_ctas() -> None:
+    """By registers, by shared memory, by threads, and never none."""
+    assert _plan.resident_ctas(CONFIGS["128x256"], 234, 228 * 1024) == 1
+    assert _plan.resident_ctas(CONFIGS["128x128"], 232, 228 * 1024) == 2
+    assert _plan.resident_ctas(CONFIGS["16x128"], 92, 228 * 1024) == 3
+    assert _plan.resident_ctas(CONFIGS["128x256"], 255, 100 * 1024) == 1
