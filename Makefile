@@ -37,9 +37,9 @@ test:  ## every test; those for a GPU, JAX or torch skip with a reason where it 
 	$(call ready,test,cli$(comma)test)
 	$(PY) -m pytest $(PYTEST_ARGS)
 
-gpu:  ## only the tests that need a GPU
+gpu:  ## what needs a GPU: tests, sizes past 2^31, memory and race checkers; writes bench/results/gpu.json
 	$(call ready,gpu,cli$(comma)test)
-	$(PY) -m pytest -m gpu $(PYTEST_ARGS)
+	$(PY) -m tests.gpu_run --out bench/results/gpu.json $(GPU_ARGS)
 
 lint:  ## formats, lint rules and types; changes nothing
 	$(call ready,lint,cli$(comma)test)

@@ -60,7 +60,7 @@ def copy_bandwidth() -> float:
     return 2 * source.numel() / (micros * 1e-6)
 
 
-def host_micros(call: Callable[[], Any], calls: int = 300, repeats: int = 15) -> float:
+def host_micros(call: Callable[[], Any], calls: int = 100, repeats: int = 25) -> float:
     """Median host time of one call in microseconds; `call` must keep the device idle most of the time."""
     for _ in range(20):
         call()

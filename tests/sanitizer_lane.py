@@ -140,6 +140,28 @@ def long_groups(lane: Lane) -> None:
         lane.gradient(Case(layouts.Groups((), 5003), kn, ends))
 
 
+def routing(lane: Lane) -> None:
+    """Every kernel of the layer around the products: ids out of range, an expert twice, odd widths, no tokens."""
+    for tokens, slots, experts, width in ((0, 2, 3, 8), (37, 3, 5, 67), (700, 8, 33, 64), (3, 1, 8192, 1)):
+        ids = lane.rng.integers(-2, experts + 2, (tokens, slots)).astype(np.int32)
+        weights = lane.whole(tokens, slots, dtype="float32")
+        x, dy = lane.whole(tokens, width), lane.whole(tokens, width)
+        results = []
+        for array in (lambda values: values, lane.array):
+            found = cupy_gmm.route(array(ids), experts)
+            rows = cupy_gmm.permute(array(x), found)
+            d_rows, d_weights = cupy_gmm.combine_backward(array(dy), rows, found, array(weights))
+            gate_up = array(np.tile(x, (1, 2)))
+            h = cupy_gmm.silu_mul(gate_up)
+            results.append(
+                [found.order, found.inverse, found.offs, found.counts, rows, d_rows, d_weights,
+                 cupy_gmm.combine(rows, found, array(weights)), cupy_gmm.permute_backward(d_rows, found)]
+            )  # fmt: skip
+            cupy_gmm.silu_mul_backward(gate_up, h)
+        for host, device in zip(*results, strict=True):
+            lane.check(device, np.asarray(host), ("routing", tokens, slots, experts, width))
+
+
 def main(seed: int = 20) -> int:
     """Runs the lane; returns the number of checked calls."""
     import cupy
@@ -148,7 +170,7 @@ def main(seed: int = 20) -> int:
     lane = Lane(cupy, np.random.default_rng(seed))
     every_config("grouped_mm", lane.forward)
     every_config("grouped_mm_wgrad", lane.gradient)
-    for part in (places, schedules, long_groups):
+    for part in (places, schedules, long_groups, routing):
         part(lane)
     cupy.cuda.runtime.deviceSynchronize()
     return lane.calls
