@@ -14,12 +14,12 @@ def _output(*command: str) -> str:
         return "unknown"
 
 
-def run() -> dict[str, Any]:
+def run(commit: str | None = None) -> dict[str, Any]:
     """Commit, digest of the kernels, device, driver, compiler and the clocks of this moment."""
     device = _device.info(0)
     return {
         "date": datetime.date.today().isoformat(),
-        "commit": _output("git", "rev-parse", "HEAD"),
+        "commit": commit or _output("git", "rev-parse", "HEAD"),
         "kernels": _source.digest(),
         "device": device.name,
         "arch": device.arch,

@@ -182,6 +182,7 @@ def main() -> None:
     parser.add_argument("--forced", action="store_true", help="also time every tuning point that can run the call")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--out", type=pathlib.Path, help="where to write the JSON records")
+    parser.add_argument("--commit", help="where there is no git: the commit of the tree")
     args = parser.parse_args()
     timing.heat()
     bandwidth = timing.copy_bandwidth()
@@ -198,7 +199,7 @@ def main() -> None:
     host = host_costs()
     print({name: round(us, 1) for name, us in host.items()}, f"copy {bandwidth / 1e12:.2f} TB/s")
     if args.out:
-        document = {"run": facts.run() | {"copy_bytes_per_s": bandwidth} | host, "records": records}
+        document = {"run": facts.run(args.commit) | {"copy_bytes_per_s": bandwidth} | host, "records": records}
         args.out.write_text(json.dumps(document, indent=1) + "\n")
 
 

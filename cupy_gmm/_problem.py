@@ -273,7 +273,8 @@ def _aligned(view: Any, pitches: Sequence[tuple[int, int]]) -> bool:
 def _rows_contiguous(view: Any) -> bool:
     """Whether rows are read 16 bytes at a time. A single row counts as one of many, so that its bits do not differ."""
     (rows, cols), (row, col) = view.shape, view.strides
-    return (cols <= 1 or col == 1) and _aligned(view, [(2, row if rows > 1 else cols)])
+    pitches = (row,) if rows > 1 else (row, cols)
+    return (cols <= 1 or col == 1) and any(_aligned(view, [(2, pitch)]) for pitch in pitches)
 
 
 def _weight_layout(w: Any) -> str:

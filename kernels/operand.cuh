@@ -88,7 +88,7 @@ struct Operand {
         if constexpr (kLayout == Layout::kKMajor) {
             const u16* source = base + line * mn_stride + k + chunk * kChunkElements;
             const u32 bytes = kWhole ? kChunkBytes : bytes_before(k + chunk * kChunkElements, k_end);
-#pragma unroll 4  // all at once would take the registers of the product
+#pragma unroll 2  // all passes at once would take the registers of the product
             for (int pass = 0; pass < kChunksPerThread; ++pass) {
                 const bool valid = kWhole || line + pass * kLinesPerPass < mn_end;
                 copy<kWhole>(target + pass * kLinesPerPass * kLineBytes, source, valid ? bytes : 0u);
@@ -96,7 +96,7 @@ struct Operand {
             }
         } else {
             const u16* source = base + (k + line) * k_stride + chunk * kChunkElements;
-#pragma unroll
+#pragma unroll 2
             for (int pass = 0; pass < 64 / kLinesPerPass; ++pass) {
                 const bool valid = kWhole || k + line + pass * kLinesPerPass < k_end;
 #pragma unroll

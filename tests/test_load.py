@@ -207,7 +207,8 @@ def test_gpu_loading_inside_a_capture(loaded):
 
 @pytest.mark.gpu
 def test_gpu_c96_damaged_cubin_is_an_error_and_no_abort(loaded):
-    broken = _compile.Cubin(loaded.cubin.image[:100], "sm_90", "", USED, _compile.nvrtc_version(), "x.cu", "k")
+    damaged = bytes(4) + loaded.cubin.image[4:]
+    broken = _compile.Cubin(damaged, "sm_90", "", USED, _compile.nvrtc_version(), "x.cu", "k")
     with pytest.raises(CompileError, match=r"loading `x.cu` failed: CUDA_ERROR"):
         _compile.load(broken, 0)
 

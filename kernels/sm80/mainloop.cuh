@@ -71,6 +71,11 @@ struct Mainloop {
     }
 
    private:
+    struct Fragments {
+        u32 a[kCfg.slices_m()][4];
+        u32 b[kCfg.slices_n() / 2][4];
+    };
+
     // A warp without live slices still takes part in the copies and barriers of the loop for one.
     template <int kSlices>
     __device__ __forceinline__ void dispatch(Accumulators<kCfg>& acc, int slices) const {
@@ -90,15 +95,10 @@ struct Mainloop {
         for (int step = 0; step < kAhead; ++step) load(step, steps, step);
         cp_async_wait<kAhead - 1>();
         block_sync();
-        // perf: fragments are read sixteen k ahead of the tensor cores: B into the other of two buffers, A in place as
-        // soon as a slice is done with its own, which spares the registers of a second one
-        // (bench/notes/0001-portable-forward.md).
-        u32 a_fragment[kSlices][4];
-        u32 b_fragment[2][kCfg.slices_n() / 2][4];
-        u32 a_tile = shared_address(shared);
-#pragma unroll
-        for (int i = 0; i < kSlices; ++i) A::load_a(a_fragment[i], a_tile, place.row(i), 0);
-        read_b(b_fragment[0], a_tile, 0);
+        // perf: the fragments of the next sixteen k are read while the tensor cores work on these; refilling A in place
+        // instead of a second buffer saves registers and loses 8 % (bench/notes/0001-portable-forward.md).
+        Fragments fragments[2];
+        read<kSlices>(fragments[0], 0, 0);
         int slot = 0;
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
@@ -106,23 +106,13 @@ struct Mainloop {
             load(step + kAhead, steps, slot == 0 ? kAhead : slot - 1);
 #pragma unroll
             for (int k16 = 0; k16 < kSteps16; ++k16) {
-                const int next = (k16 + 1) % kSteps16;
-                if (next == 0) {
+                if (k16 == kSteps16 - 1) {
                     cp_async_wait<kAhead - 1>();
                     block_sync();  // the next stage has landed for all
                     slot = slot + 1 == kCfg.stages ? 0 : slot + 1;
-                    a_tile = shared_address(shared + slot * kCfg.stage_bytes());
                 }
-                read_b(b_fragment[(k16 + 1) % 2], a_tile, next);
-#pragma unroll
-                for (int i = 0; i < kSlices; ++i) {
-#pragma unroll
-                    for (int j = 0; j < kCfg.slices_n(); ++j) {
-                        const u32(&pair)[4] = b_fragment[k16 % 2][j / 2];
-                        Mma<T>::run(acc.at[i][j], a_fragment[i], pair[j % 2 * 2], pair[j % 2 * 2 + 1]);
-                    }
-                    A::load_a(a_fragment[i], a_tile, place.row(i), next);
-                }
+                read<kSlices>(fragments[(k16 + 1) % 2], slot, (k16 + 1) % kSteps16);
+                multiply<kSlices>(acc, fragments[k16 % 2]);
             }
         }
         cp_async_wait<0>();
@@ -139,9 +129,25 @@ struct Mainloop {
         cp_async_commit();
     }
 
-    __device__ __forceinline__ void read_b(u32 (&to)[kCfg.slices_n() / 2][4], u32 a_tile, int k16) const {
+    template <int kSlices>
+    __device__ __forceinline__ void read(Fragments& to, int slot, int k16) const {
+        const u32 a_tile = shared_address(shared + slot * kCfg.stage_bytes());
+        const u32 b_tile = a_tile + A::kBytes;
 #pragma unroll
-        for (int j = 0; j < kCfg.slices_n() / 2; ++j) B::load_b(to[j], a_tile + A::kBytes, place.column + 16 * j, k16);
+        for (int j = 0; j < kCfg.slices_n() / 2; ++j) B::load_b(to.b[j], b_tile, place.column + 16 * j, k16);
+#pragma unroll
+        for (int i = 0; i < kSlices; ++i) A::load_a(to.a[i], a_tile, place.row(i), k16);
+    }
+
+    template <int kSlices>
+    __device__ __forceinline__ void multiply(Accumulators<kCfg>& acc, const Fragments& from) const {
+#pragma unroll
+        for (int i = 0; i < kSlices; ++i) {
+#pragma unroll
+            for (int j = 0; j < kCfg.slices_n(); ++j) {
+                Mma<T>::run(acc.at[i][j], from.a[i], from.b[j / 2][j % 2 * 2], from.b[j / 2][j % 2 * 2 + 1]);
+            }
+        }
     }
 };
 
