@@ -266,6 +266,8 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _aligned(view: Any, pitches: Sequence[tuple[int, int]]) -> bool:
     """Base address and every (extent, stride) that is walked keep 16-byte alignment of 2-byte elements."""
+    if 0 in view.shape:  # nothing is read, and an empty array's strides say nothing
+        return True
     step = VECTOR_BYTES // 2
     return view.ptr % VECTOR_BYTES == 0 and all(extent <= 1 or stride % step == 0 for extent, stride in pitches)
 
@@ -274,13 +276,13 @@ def _rows_contiguous(view: Any) -> bool:
     """Whether rows are read 16 bytes at a time. A single row counts as one of many, so that its bits do not differ."""
     (rows, cols), (row, col) = view.shape, view.strides
     pitches = (row,) if rows > 1 else (row, cols)
-    return (cols <= 1 or col == 1) and any(_aligned(view, [(2, pitch)]) for pitch in pitches)
+    return (rows * cols == 0 or cols <= 1 or col == 1) and any(_aligned(view, [(2, pitch)]) for pitch in pitches)
 
 
 def _weight_layout(w: Any) -> str:
     groups, k, n = w.shape
     group, k_stride, n_stride = w.strides
-    if (n <= 1 or n_stride == 1) and _aligned(w, [(groups, group), (k, k_stride)]):
+    if (0 in w.shape or n <= 1 or n_stride == 1) and _aligned(w, [(groups, group), (k, k_stride)]):
         return MN_MAJOR
     if (k <= 1 or k_stride == 1) and _aligned(w, [(groups, group), (n, n_stride)]):
         return K_MAJOR

@@ -37,6 +37,9 @@ struct Operand {
     static constexpr int kBytes = kExtent * kLineBytes;
     static constexpr int kChunksPerThread = kExtent * kLineChunks / kThreads;
     static constexpr int kLinesPerPass = kThreads / kLineChunks;
+    // perf: passes in one go. A loop among the copies costs 10 % (bench/notes/0001-portable-forward.md); with few threads
+    // all passes at once would take the registers of the product.
+    static constexpr int kUnroll = kThreads >= 256 ? 8 : 4;
     static_assert(kLayout != Layout::kMnMajor || kExtent % 64 == 0, "MN-major tiles come in blocks of 64");
     static_assert(kLinesPerPass % 8 == 0, "a thread keeps its swizzle from pass to pass");
 
@@ -88,7 +91,7 @@ struct Operand {
         if constexpr (kLayout == Layout::kKMajor) {
             const u16* source = base + line * mn_stride + k + chunk * kChunkElements;
             const u32 bytes = kWhole ? kChunkBytes : bytes_before(k + chunk * kChunkElements, k_end);
-#pragma unroll 2  // all passes at once would take the registers of the product
+#pragma unroll kUnroll
             for (int pass = 0; pass < kChunksPerThread; ++pass) {
                 const bool valid = kWhole || line + pass * kLinesPerPass < mn_end;
                 copy<kWhole>(target + pass * kLinesPerPass * kLineBytes, source, valid ? bytes : 0u);
@@ -96,7 +99,7 @@ struct Operand {
             }
         } else {
             const u16* source = base + (k + line) * k_stride + chunk * kChunkElements;
-#pragma unroll 2
+#pragma unroll kUnroll / 2
             for (int pass = 0; pass < 64 / kLinesPerPass; ++pass) {
                 const bool valid = kWhole || k + line + pass * kLinesPerPass < k_end;
 #pragma unroll
