@@ -143,7 +143,8 @@ def build(
     if shared:
         function = _launch.unit_function(UNIT, "schedule_shared", site.device)
         work = max(shape.max_blocks // (4 * THREADS), shape.groups // GROUPS_PER_CTA)
-        _launch.launch(function, 1 + work, THREADS, (2 * shape.groups + 1) * 4, site, params)
+        words = -(-(2 * shape.groups + 1) // 4) * 4  # whole 16-byte reads
+        _launch.launch(function, 1 + work, THREADS, words * 4, site, params)
     else:
         function = _launch.unit_function(UNIT, "schedule_global", site.device)
         _launch.launch(function, 1, THREADS, 0, site, params)

@@ -37,8 +37,8 @@ struct Operand {
     static constexpr int kBytes = kExtent * kLineBytes;
     static constexpr int kChunksPerThread = kExtent * kLineChunks / kThreads;
     static constexpr int kLinesPerPass = kThreads / kLineChunks;
-    // perf: passes in one go. A loop among the copies costs 10 % (bench/notes/0001-portable-forward.md); with few threads
-    // all passes at once would take the registers of the product.
+    // perf: passes in one go. A loop among the copies costs 10 % (bench/notes/0001-portable-forward.md); with few
+    // threads all passes at once would take the registers of the product.
     static constexpr int kUnroll = kThreads >= 256 ? 8 : 4;
     static_assert(kLayout != Layout::kMnMajor || kExtent % 64 == 0, "MN-major tiles come in blocks of 64");
     static_assert(kLinesPerPass % 8 == 0, "a thread keeps its swizzle from pass to pass");

@@ -202,7 +202,7 @@ __device__ void sum_sizes(const SizesParams& p) {
 
 }  // namespace cupy_gmm
 
-// Shared memory: (2 * groups + 1) words.
+// Shared memory: 2 * groups + 1 words, rounded up to 16 bytes, which is how the compiler reads them.
 extern "C" __global__ void __launch_bounds__(cupy_gmm::kScheduleThreads, 1)
     schedule_shared(const __grid_constant__ cupy_gmm::ScheduleParams p) {
     alignas(16) extern __shared__ cupy_gmm::i32 schedule_storage[];

@@ -40,9 +40,9 @@ struct WarpPlace {
         return {warp % kCfg.warps_m, warp / kCfg.warps_m * kCfg.slices_n() * 8};
     }
     __device__ __forceinline__ int row(int slice) const { return (slice * kCfg.warps_m + warp_m) * 16; }
-    // How many of this warp's slices begin before `rows`.
-    __device__ __forceinline__ int slices(int rows) const {
-        return (rows + 15 - warp_m * 16 + 16 * (kCfg.warps_m - 1)) / (16 * kCfg.warps_m);
+    // How many slices of a warp are live in a tile of `rows` rows: the same for all warps, which meet at barriers.
+    __device__ static __forceinline__ int slices(int rows) {
+        return (rows + 16 * kCfg.warps_m - 1) / (16 * kCfg.warps_m);
     }
 };
 
@@ -76,7 +76,6 @@ struct Mainloop {
         u32 b[kCfg.slices_n() / 2][4];
     };
 
-    // A warp without live slices still takes part in the copies and barriers of the loop for one.
     template <int kSlices>
     __device__ __forceinline__ void dispatch(Accumulators<kCfg>& acc, int slices) const {
         if constexpr (kSlices < kCfg.slices_m()) {

@@ -131,6 +131,19 @@ __device__ void load_tokens(const HopperParams& h, const Barriers<kCfg>& barrier
     });
 }
 
+// One lane reads the announced tile and lets go of it; the warp hears of it from that lane.
+template <HopperConfig kCfg>
+__device__ __forceinline__ RowTile receive_tile(const Barriers<kCfg>& barriers, const RingPosition<kTileSlots>& at) {
+    RowTile tile{};
+    if (lane_id() == 0) {
+        wait_for(barriers.announced(at.slot), at.phase);
+        tile = barriers.storage.tile[at.slot];
+        mbarrier_arrive(barriers.forgotten(at.slot));
+    }
+    return {warp_shfl(tile.group, 0), warp_shfl(tile.first_row, 0), warp_shfl(tile.col, 0), warp_shfl(tile.rows, 0),
+            warp_shfl(tile.cols, 0)};
+}
+
 template <HopperConfig kCfg, class T, Layout kWLayout>
 __device__ __forceinline__ void consume(const Params& p, const Barriers<kCfg>& barriers, int warpgroup) {
     const int steps = (p.k + kTileK - 1) / kTileK;
@@ -138,10 +151,7 @@ __device__ __forceinline__ void consume(const Params& p, const Barriers<kCfg>& b
     RingPosition<kTileSlots> at;
     float acc[kCfg.max_tokens / 2];
     for (;; at.advance()) {
-        wait_for(barriers.announced(at.slot), at.phase);
-        const RowTile tile = barriers.storage.tile[at.slot];
-        warp_sync();
-        if (lane_id() == 0) mbarrier_arrive(barriers.forgotten(at.slot));
+        const RowTile tile = receive_tile(barriers, at);
         if (tile.rows < 0) return;
 #pragma unroll
         for (int i = 0; i < kCfg.max_tokens / 2; ++i) acc[i] = 0.0f;
