@@ -38,6 +38,11 @@ class TileConfig:
     vector_bytes: int
 
     @property
+    def consumers(self) -> int:
+        """Parts of a CTA that finish a tile on their own."""
+        return 1
+
+    @property
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_n
 
@@ -86,15 +91,15 @@ class HopperConfig:
     Attributes:
         name: What `config=` takes.
         op: The kernel it belongs to.
-        columns: Weight columns of a tile.
-        max_tokens: Most rows of a tile.
+        m: Extent of a tile on wgmma's 64-row side: columns of y, or k of the weight gradient.
+        n: Extent on its other side: rows of y, or columns of the weight gradient.
         stages: Slots of the load ring.
     """
 
     name: str
     op: str
-    columns: int
-    max_tokens: int
+    m: int
+    n: int
     stages: int
 
     min_ctas = 1
@@ -103,27 +108,34 @@ class HopperConfig:
 
     @property
     def tile_m(self) -> int:
-        return self.max_tokens
+        """Rows of the result's tile."""
+        return self.n if self.op == GROUPED_MM else self.m
 
     @property
     def tile_n(self) -> int:
-        return self.columns
+        """Columns of the result's tile."""
+        return self.m if self.op == GROUPED_MM else self.n
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return self.m // 64
 
     @property
     def threads(self) -> int:
-        return 128 * (1 + self.columns // 64)
+        return 128 * (1 + self.consumers)
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of one CTA: ring, staging, barriers; checked by the compiler."""
-        ring = self.stages * (self.columns + self.max_tokens) * TILE_K * ELEMENT_BYTES
-        staging = self.columns // 64 * 2 * 64 * 128
-        barriers = (2 * self.stages + 2 * 2 + 1) * 8 + 2 * 20
-        return -(-(ring + staging + barriers) // 1024) * 1024
+        """Dynamic shared memory of one CTA; the same sum as `HopperConfig::shared_bytes`."""
+        ring = self.stages * (self.m + self.n) * TILE_K * ELEMENT_BYTES
+        staging = self.consumers * 2 * 64 * 128
+        small = (2 * self.stages + 2 * 2 + 1) * 8 + 2 * 32 + 1024
+        return -(-(ring + staging + small) // 1024) * 1024
 
     def fields(self) -> dict[str, int]:
         """The fields that the CUDA struct has, by name."""
-        return {name: getattr(self, name) for name in ("columns", "max_tokens", "stages")}
+        return {"m": self.m, "n": self.n, "stages": self.stages}
 
     def target(self, arch: str) -> str:
         """What to compile for on an architecture: wgmma exists in the architecture-specific target only."""
@@ -146,7 +158,8 @@ CONFIGS: dict[str, Config] = {
         TileConfig("64x128", GROUPED_MM, 64, 128, 2, 2, 4, 2, 16),
         TileConfig("16x128", GROUPED_MM, 16, 128, 1, 4, 4, 3, 16),
         TileConfig("any-128x64", GROUPED_MM, 128, 64, 2, 2, 2, 2, 2),
-        HopperConfig("hopper-128", GROUPED_MM, 128, 256, 4),
+        HopperConfig("hopper-128x256", GROUPED_MM, 128, 256, 4),
+        HopperConfig("hopper-wgrad-128x256", WGRAD, 128, 256, 4),
         TileConfig("wgrad-128x128", WGRAD, 128, 128, 2, 2, 3, 2, 16),
         TileConfig("wgrad-64x64", WGRAD, 64, 64, 2, 2, 4, 2, 16),
         TileConfig("wgrad-any-64x64", WGRAD, 64, 64, 2, 2, 2, 2, 2),

@@ -64,7 +64,7 @@ def choose_forward(
     if any_stride:
         return CONFIGS["any-128x64"]
     if arch == HOPPER and copy_engine:
-        return CONFIGS["hopper-128"]
+        return CONFIGS["hopper-128x256"]
     height, _ = portable_block_shape(rows, groups)
     if height <= 16:
         return CONFIGS["16x128"]
@@ -77,10 +77,12 @@ def choose_forward(
     return CONFIGS["128x128"]
 
 
-def choose_wgrad(k: int, n: int, any_stride: bool) -> Config:
-    """The tuning point of a weight gradient of (k, n) matrices."""
+def choose_wgrad(k: int, n: int, any_stride: bool, copy_engine: bool, arch: str) -> Config:
+    """The tuning point of a weight gradient of (k, n) matrices. Arguments as in `choose_forward`."""
     if any_stride:
         return CONFIGS["wgrad-any-64x64"]
+    if arch == HOPPER and copy_engine:
+        return CONFIGS["hopper-wgrad-128x256"]
     return CONFIGS["wgrad-64x64"] if k <= 64 or n <= 64 else CONFIGS["wgrad-128x128"]
 
 

@@ -108,9 +108,9 @@ def build(problem: Problem, groups: int, table: TableShape | None, config: str |
         function=function,
         grid=min(tickets + slots * tiles, resident * facts.sm_count),
         facts=_facts(problem, table, chosen, chunk),
-        zeroed_words=1 + slots * tiles,
+        zeroed_words=1 + slots * tiles * chosen.consumers,
         partial_bytes=slots * tiles * chosen.tile_m * chosen.tile_n * 4,
-        maps=_tensormap.forward_maps(problem, chosen) if isinstance(chosen, HopperConfig) else None,
+        maps=_tensormap.maps(problem, chosen) if isinstance(chosen, HopperConfig) else None,
     )
 
 
@@ -167,7 +167,7 @@ def _choose(problem: Problem, groups: int, config: str | None, facts: _device.De
             facts.arch,
             facts.smem_per_block_optin,
         )
-    return _heuristics.choose_wgrad(problem.k, problem.n, problem.any_stride)
+    return _heuristics.choose_wgrad(problem.k, problem.n, problem.any_stride, impossible is None, facts.arch)
 
 
 def _layouts(problem: Problem, config: Config) -> tuple[str, str]:

@@ -4,7 +4,7 @@ import ctypes
 from dataclasses import dataclass
 
 from . import _device
-from ._config import ELEMENT_BYTES, TILE_K, HopperConfig
+from ._config import ELEMENT_BYTES, GROUPED_MM, TILE_K, HopperConfig
 from ._problem import Problem
 from ._variants import K_MAJOR
 
@@ -12,6 +12,8 @@ MAP_BYTES = 128
 TOKEN_BOXES = (16, 64, 256)  # rows of the boxes of x, in the order of HopperParams
 MAX_KEPT = 1024  # addresses a plan remembers
 MAX_STRIDE_BYTES = 1 << 40
+MAX_RAGGED_STRIDE_BYTES = 1 << 34
+RAGGED = 1 << 30  # kRagged; RAGGED * 2^34 = 2^64
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class MapShape:
             else kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
         )
         rank = len(self.extents)
-        # perf: no L2 promotion; 128 and 256 bytes are slower where weights dominate
+        # perf: no L2 promotion: it makes no difference
         # (bench/notes/0003-hopper-forward.md).
         encoded = _device.check(
             api.cuTensorMapEncodeTiled(
@@ -68,19 +70,22 @@ class MapShape:
 class Maps:
     """The tensor maps of one plan by address; a call costs two look-ups when its arrays were seen before."""
 
-    __slots__ = ("_a", "_a_shapes", "_b", "_b_shapes")
+    __slots__ = ("_a", "_a_shapes", "_b", "_b_shapes", "_left_first")
 
-    def __init__(self, a_shapes: tuple[MapShape, ...], b_shapes: tuple[MapShape, ...]) -> None:
+    def __init__(
+        self, a_shapes: tuple[MapShape, ...], b_shapes: tuple[MapShape, ...], left_first: bool = False
+    ) -> None:
+        self._left_first = left_first
         self._a_shapes = a_shapes
         self._b_shapes = b_shapes
         self._a: dict[int, bytes] = {}
         self._b: dict[int, bytes] = {}
 
     def encoded(self, a: int, b: int) -> bytes:
-        """Maps of the right operand at `b`, then of the left one at `a`: the head of HopperParams."""
+        """Maps of the operands at `a` and `b` in the order of the kernel's parameters."""
         right = self._b.get(b) or _encode(self._b, self._b_shapes, b)
         left = self._a.get(a) or _encode(self._a, self._a_shapes, a)
-        return right + left
+        return left + right if self._left_first else right + left
 
 
 def _encode(known: dict[int, bytes], shapes: tuple[MapShape, ...], address: int) -> bytes:
@@ -90,7 +95,12 @@ def _encode(known: dict[int, bytes], shapes: tuple[MapShape, ...], address: int)
     return made
 
 
-def forward_maps(problem: Problem, config: HopperConfig) -> Maps:
+def maps(problem: Problem, config: HopperConfig) -> Maps:
+    """What the kernel of `config` needs to know of the operands of `problem`."""
+    return _forward_maps(problem, config) if problem.op == GROUPED_MM else _wgrad_maps(problem)
+
+
+def _forward_maps(problem: Problem, config: HopperConfig) -> Maps:
     """Boxes of x and w for `sm90/grouped_mm.cuh`."""
     dtype = problem.dtype
     group, k_stride, n_stride = problem.b_strides
@@ -99,11 +109,31 @@ def forward_maps(problem: Problem, config: HopperConfig) -> Maps:
     group_stride = _stride(problem.groups, group)
     if problem.b_layout == K_MAJOR:
         extents = (problem.k, problem.n, problem.groups)
-        w_shape = MapShape(dtype, extents, (_stride(problem.n, n_stride), group_stride), (TILE_K, config.columns, 1))
+        w_shape = MapShape(dtype, extents, (_stride(problem.n, n_stride), group_stride), (TILE_K, config.m, 1))
     else:
         extents = (problem.n, problem.k, problem.groups)
         w_shape = MapShape(dtype, extents, (_stride(problem.k, k_stride), group_stride), (64, TILE_K, 1))
     return Maps(x_shapes, (w_shape,))
+
+
+def _wgrad_maps(problem: Problem) -> Maps:
+    """Ragged boxes of x and dy for `sm90/grouped_mm_wgrad.cuh`."""
+    x_shape = _ragged(problem.dtype, problem.rows, problem.k, problem.a_strides[0])
+    dy_shape = _ragged(problem.dtype, problem.rows, problem.n, problem.b_strides[1])
+    return Maps((x_shape,), (dy_shape,), left_first=True)
+
+
+def _ragged(dtype: str, rows: int, columns: int, stride: int) -> MapShape:
+    """Boxes of 64 columns by 64 rows that end at a row named by the coordinates.
+
+    With `pitch` bytes a row, coordinates (column, RAGGED - (end - row), end, RAGGED) have the address
+    base + pitch * (RAGGED - end + row + end) + RAGGED * (2^34 - pitch) = base + pitch * row modulo 2^64, and the
+    second one is out of bounds from row `end` on.
+    """
+    pitch = _stride(rows, stride)
+    return MapShape(
+        dtype, (columns, RAGGED, rows + 1, RAGGED + 1), (pitch, pitch, (1 << 34) - pitch), (64, TILE_K, 1, 1)
+    )
 
 
 def why_impossible(problem: Problem) -> str | None:
@@ -112,13 +142,17 @@ def why_impossible(problem: Problem) -> str | None:
         return "it needs 16-byte aligned bases and pitches"
     if 0 in (problem.rows, problem.k, problem.n, problem.groups):
         return "it cannot describe an empty operand"
-    steps = zip(
-        (problem.rows, problem.groups, problem.k, problem.n),
-        (problem.a_strides[0], *problem.b_strides),
-        strict=True,
+    wgrad = problem.op != GROUPED_MM
+    extents = (
+        (problem.rows, 1, problem.rows, problem.n) if wgrad else (problem.rows, problem.groups, problem.k, problem.n)
     )
-    if any(extent > 1 and not 0 < stride * ELEMENT_BYTES < MAX_STRIDE_BYTES for extent, stride in steps):
-        return "it needs strides above 0 and below 2^40 bytes"
+    limit = MAX_RAGGED_STRIDE_BYTES if wgrad else MAX_STRIDE_BYTES
+    strides = (problem.a_strides[0], *problem.b_strides)
+    for extent, stride in zip(extents, strides, strict=True):
+        if extent > 1 and not 0 < stride * ELEMENT_BYTES < limit:
+            return f"it needs strides above 0 and below {limit} bytes"
+    if wgrad and problem.rows >= RAGGED:
+        return f"it ends groups at a row of at most {RAGGED}"
     return None
 
 

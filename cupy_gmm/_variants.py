@@ -25,21 +25,20 @@ class Variant:
     @property
     def symbol(self) -> str:
         """Name of the kernel in the cubin; says what it is in a profiler."""
-        words = (
-            self.config.op,
-            self.config.name,
-            DTYPES[self.dtype],
-            self.b_layout.removeprefix("k").lower(),
-        )
-        return "_".join(words).replace("-", "_").replace("wgrad_wgrad", "wgrad")
+        tile = self.config.name.replace("wgrad-", "")
+        words = (self.config.op, tile, DTYPES[self.dtype], self.b_layout.removeprefix("k").lower())
+        return "_".join(words).replace("-", "_")
 
     def text(self) -> str:
         """The translation unit that NVRTC compiles."""
         config = self.config
         fields = ", ".join(f".{name} = {value}" for name, value in config.fields().items())
         hopper = isinstance(config, HopperConfig)
-        folder, suffix, params = ("sm90/", "_sm90", "HopperParams") if hopper else ("", "", "Params")
-        operands = [self.b_layout] if hopper else [self.a_layout, self.b_layout]
+        folder, suffix, params, operands = "", "", "Params", [self.a_layout, self.b_layout]
+        if hopper and config.op == GROUPED_MM:
+            folder, suffix, params, operands = "sm90/", "_sm90", "HopperParams", [self.b_layout]
+        elif hopper:
+            folder, suffix, params, operands = "sm90/", "_sm90", "HopperWgradParams", []
         arguments = ", ".join(
             ["kCfg", f"cupy_gmm::{DTYPES[self.dtype]}"] + [f"cupy_gmm::Layout::{o}" for o in operands]
         )

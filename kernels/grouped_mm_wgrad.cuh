@@ -7,35 +7,11 @@
 #include "epilogue.cuh"
 #include "operand.cuh"
 #include "params.cuh"
-#include "ptx/memory.cuh"
+#include "pieces.cuh"
 #include "sm80/mainloop.cuh"
 #include "tiles.cuh"
 
 namespace cupy_gmm {
-
-// Partial sums of the pieces of one tile: one tile of float32 a piece, `step` floats apart.
-template <TileConfig kCfg>
-struct Pieces {
-    static constexpr i64 kTileFloats = static_cast<i64>(kCfg.tile_m) * kCfg.tile_n;
-
-    float* first;
-    i64 step;
-
-    __device__ __forceinline__ float* at(int piece, int row, int chunk) const {
-        return first + piece * step + row * kCfg.tile_n + chunk * 8;
-    }
-    __device__ __forceinline__ void save(int piece, int row, int chunk, const Chunk& value) const {
-        store_through(at(piece, row, chunk), value.half[0]);
-        store_through(at(piece, row, chunk) + 4, value.half[1]);
-    }
-    __device__ __forceinline__ Chunk sum(int pieces, int row, int chunk) const {
-        Chunk total{};
-        for (int piece = 0; piece < pieces; ++piece) {
-            total.add({load_through(at(piece, row, chunk)), load_through(at(piece, row, chunk) + 4)});
-        }
-        return total;
-    }
-};
 
 // Counts this piece in; true in the CTA whose piece is the last, which then sees the sums of all.
 __device__ __forceinline__ bool arrive_last(i32* arrivals, i32 pieces) {
@@ -48,36 +24,18 @@ __device__ __forceinline__ bool arrive_last(i32* arrivals, i32 pieces) {
     return arrived == pieces - 1;
 }
 
-// Where a tile lies in the group's (k, n) matrix.
-struct TilePlace {
-    int row;
-    int col;
-    int rows;
-    int cols;
-};
-
-template <TileConfig kCfg>
-__device__ __forceinline__ TilePlace place_of(const Params& p, const GroupTile& tile) {
-    const int col_tiles = (p.n + kCfg.tile_n - 1) / kCfg.tile_n;
-    const int row = tile.tile / col_tiles * kCfg.tile_m;
-    const int col = tile.tile % col_tiles * kCfg.tile_n;
-    return {row, col, p.k - row < kCfg.tile_m ? p.k - row : kCfg.tile_m,
-            p.n - col < kCfg.tile_n ? p.n - col : kCfg.tile_n};
-}
-
 // Stores the tile, or adds it to the pieces of its group and stores their sum where this piece is the last.
 template <TileConfig kCfg>
 __device__ __forceinline__ void finish_tile(const Params& p, const GroupTile& tile, const StagedTile<kCfg>& staged,
                                             i32 tiles_per_group) {
-    const TilePlace at = place_of<kCfg>(p, tile);
+    const TilePlace at = place_of(p, tile, kCfg.tile_m, kCfg.tile_n);
     const auto staged_chunk = [&](int r, int chunk) { return staged.chunk(r, chunk); };
     if (tile.pieces == 1) {
         store<kCfg>(p, tile.group, at.row, at.col, at.rows, at.cols, staged_chunk);
         return;
     }
     const i64 slot = static_cast<i64>(tile.first_slot) * tiles_per_group + tile.tile;
-    const Pieces<kCfg> pieces{p.partials + slot * Pieces<kCfg>::kTileFloats,
-                              tiles_per_group * Pieces<kCfg>::kTileFloats};
+    const Pieces<kCfg.tile_m, kCfg.tile_n> pieces(p, slot, tiles_per_group);
     for_each_chunk<kCfg>(at.rows, at.cols,
                          [&](int r, int chunk) { pieces.save(tile.piece, r, chunk, staged_chunk(r, chunk)); });
     if (arrive_last(p.tickets + 1 + slot, tile.pieces)) {
@@ -94,7 +52,7 @@ __device__ __forceinline__ void grouped_mm_wgrad(const Params& p) {
     __shared__ GroupTile next_tile[2];
     __shared__ GroupWindow window;
 
-    const i32 tiles_per_group = (p.k + kCfg.tile_m - 1) / kCfg.tile_m * ((p.n + kCfg.tile_n - 1) / kCfg.tile_n);
+    const i32 tiles_per_group = tiles_of_group(p, kCfg.tile_m, kCfg.tile_n);
     const bool first_warp = threadIdx.x < 32;
     const GroupTiles tiles{p, window, tiles_per_group};
     const StagedTile<kCfg> staged{reinterpret_cast<float*>(shared)};
@@ -115,7 +73,7 @@ __device__ __forceinline__ void grouped_mm_wgrad(const Params& p) {
         const GroupTile& tile = next_tile[turn];  // stays in shared memory: the registers belong to the product
         acc.clear();
         if (tile.end_row > tile.first_row) {
-            const TilePlace at = place_of<kCfg>(p, tile);
+            const TilePlace at = place_of(p, tile, kCfg.tile_m, kCfg.tile_n);
             const u16* a_base = static_cast<const u16*>(p.a) + tile.first_row * p.a_row + at.row * p.a_col;
             const u16* b_base = static_cast<const u16*>(p.b) + tile.first_row * p.b_row + at.col * p.b_col;
             const A a{a_base, p.a_col, p.a_row, at.rows};

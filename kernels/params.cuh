@@ -77,7 +77,7 @@ struct Params {
     i32 schedule_groups;  // of the schedule
     i32 max_blocks;       // row blocks that the table has room for
     i32 height;           // most rows of one of them
-    i32 panel;            // forward: column tiles that are walked together
+    i32 panel;            // column tiles that are walked together
     i32 chunk;            // weight gradient: rows of one piece of a split group
     i32 c_type;           // OutputType
     i32 flags;            // Flag

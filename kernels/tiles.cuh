@@ -18,6 +18,7 @@ struct RowTile {
     i32 rows;  // -1: no tile is left
     i32 cols;
 
+    __device__ __forceinline__ bool ended() const { return rows < 0; }
     // Whether there is something to multiply; rows without a group are zeros.
     __device__ __forceinline__ bool has_product(i32 groups) const { return rows > 0 && group >= 0 && group < groups; }
 };
@@ -78,7 +79,33 @@ struct GroupTile {
     i32 pieces;
     i32 first_slot;  // where the partial sums of this group's pieces begin, in pieces
     i32 tile;        // index into the group's tiles of (k, n)
+
+    __device__ __forceinline__ bool ended() const { return group < 0; }
 };
+
+// Where a tile of tile_m x tile_n lies in the group's (k, n) matrix.
+struct TilePlace {
+    int row;
+    int col;
+    int rows;
+    int cols;
+};
+
+__device__ __forceinline__ i32 tiles_of_group(const Params& p, int tile_m, int tile_n) {
+    return (p.k + tile_m - 1) / tile_m * ((p.n + tile_n - 1) / tile_n);
+}
+
+// Columns fastest within a panel, then rows: the panel's columns of b and the rows of a stay in L2 for the whole group.
+__device__ __forceinline__ TilePlace place_of(const Params& p, const GroupTile& tile, int tile_m, int tile_n) {
+    const int row_tiles = (p.k + tile_m - 1) / tile_m;
+    const int col_tiles = (p.n + tile_n - 1) / tile_n;
+    const int which = tile.tile / (row_tiles * p.panel);
+    const int rest = tile.tile - which * row_tiles * p.panel;
+    const int width = col_tiles - which * p.panel < p.panel ? col_tiles - which * p.panel : p.panel;
+    const int row = rest / width * tile_m;
+    const int col = (which * p.panel + rest % width) * tile_n;
+    return {row, col, p.k - row < tile_m ? p.k - row : tile_m, p.n - col < tile_n ? p.n - col : tile_n};
+}
 
 // What the walking warp knows of 32 neighbouring places; kept in shared memory to leave the registers to the product.
 struct GroupWindow {

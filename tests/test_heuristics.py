@@ -8,15 +8,15 @@ from cupy_gmm._config import CONFIGS
 from cupy_gmm.errors import ArgumentError
 
 GOLDEN_FORWARD = {  # problem -> (sm_90, sm_80, sm_89)
-    "balanced": ("hopper-128", "128x256", "128x128"),
-    "skewed": ("hopper-128", "128x256", "128x128"),
-    "hot": ("hopper-128", "128x256", "128x128"),
-    "dsv3-up": ("hopper-128", "128x256", "128x128"),
-    "qwen3-30b-up": ("hopper-128", "128x256", "128x128"),
-    "qwen3-30b-down": ("hopper-128", "128x256", "128x128"),
-    "mixtral-up": ("hopper-128", "128x256", "128x128"),
-    "mixtral-down": ("hopper-128", "128x256", "128x128"),
-    "decode-qwen3-up": ("hopper-128", "16x128", "16x128"),
+    "balanced": ("hopper-128x256", "128x256", "128x128"),
+    "skewed": ("hopper-128x256", "128x256", "128x128"),
+    "hot": ("hopper-128x256", "128x256", "128x128"),
+    "dsv3-up": ("hopper-128x256", "128x256", "128x128"),
+    "qwen3-30b-up": ("hopper-128x256", "128x256", "128x128"),
+    "qwen3-30b-down": ("hopper-128x256", "128x256", "128x128"),
+    "mixtral-up": ("hopper-128x256", "128x256", "128x128"),
+    "mixtral-down": ("hopper-128x256", "128x256", "128x128"),
+    "decode-qwen3-up": ("hopper-128x256", "16x128", "16x128"),
 }
 
 
@@ -33,7 +33,8 @@ def test_golden_forward(problem: object) -> None:
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
 def test_golden_weight_gradient(problem: object) -> None:
-    assert _heuristics.choose_wgrad(problem.k, problem.n, False).name == "wgrad-128x128"
+    names = [_heuristics.choose_wgrad(problem.k, problem.n, False, True, arch).name for arch in ("sm_90", "sm_80")]
+    assert names == ["hopper-wgrad-128x256", "wgrad-128x128"]
 
 
 @pytest.mark.parametrize("mean", [0, 1, 24, 25, 96, 97, 5000])
@@ -44,7 +45,7 @@ def test_a_choice_is_always_legal(mean: int, n: int, any_stride: bool, arch: str
     limit = _device.SMEM_LIMIT[arch]
     config = _heuristics.choose_forward(mean * 8, 8, n, any_stride, not any_stride, arch, limit)
     assert config.why_illegal(arch, limit, any_stride) is None
-    config = _heuristics.choose_wgrad(n, mean + 1, any_stride)
+    config = _heuristics.choose_wgrad(n, mean + 1, any_stride, not any_stride, arch)
     assert config.why_illegal(arch, limit, any_stride) is None
 
 

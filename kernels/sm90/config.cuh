@@ -1,49 +1,55 @@
-// HopperConfig: one tuning point of the forward kernel for sm_90a, and every byte of its shared memory.
+// HopperConfig: one tuning point of the kernels for sm_90a, and every byte of their shared memory.
 #pragma once
 
 #include "../config.cuh"
-#include "../tiles.cuh"
+#include "../ptx/types.cuh"
 
 namespace cupy_gmm {
 
-inline constexpr int kStagedTokens = 64;                  // tokens that leave together
-inline constexpr int kStagedBytes = kStagedTokens * 128;  // of 64 columns of 16 bits
-inline constexpr int kTileSlots = 2;                      // tiles announced ahead
-inline constexpr int kProducerRegisters = 40;             // 40 + 2 * 232 <= 65536 / 128 - 8
+inline constexpr int kTileSlots = 2;     // tiles announced ahead
+inline constexpr int kTileBytes = 32;    // most bytes of a tile's description
+inline constexpr int kStagedLines = 64;  // 128-byte lines of one staging buffer of a warpgroup
+inline constexpr int kStagedBytes = kStagedLines * 128;
+inline constexpr int kScratchBytes = 1024;     // for the warp that hands out tiles
+inline constexpr int kProducerRegisters = 40;  // 40 + 2 * 232 <= 65536 / 128 - 8
 inline constexpr int kConsumerRegisters = 232;
 
 struct HopperConfig {
-    int columns;     // weight columns of a CTA's tile: 64 for each consumer warpgroup
-    int max_tokens;  // most rows of a row block
-    int stages;      // slots of the load ring
+    int m;       // extent of a tile on wgmma's 64-row side: 64 for each consumer warpgroup
+    int n;       // extent on its other side
+    int stages;  // slots of the load ring
 
-    constexpr int consumers() const { return columns / 64; }
+    constexpr int consumers() const { return m / 64; }
     constexpr int threads() const { return 128 * (1 + consumers()); }
-    constexpr int w_bytes() const { return columns * kTileK * kElementBytes; }
-    constexpr int x_bytes() const { return max_tokens * kTileK * kElementBytes; }
-    constexpr int stage_bytes() const { return w_bytes() + x_bytes(); }
+    constexpr int m_bytes() const { return m * kTileK * kElementBytes; }
+    constexpr int n_bytes() const { return n * kTileK * kElementBytes; }
+    constexpr int stage_bytes() const { return m_bytes() + n_bytes(); }
 
-    // Ring, staging, barriers and announced tiles, rounded up; HopperStorage must fit.
+    // Ring, staging, barriers, announced tiles, scratch, rounded up; HopperStorage must fit.
     constexpr int shared_bytes() const {
-        const int barriers = (2 * stages + 2 * kTileSlots + 1) * 8 + kTileSlots * static_cast<int>(sizeof(RowTile));
-        return (stages * stage_bytes() + consumers() * 2 * kStagedBytes + barriers + 1023) / 1024 * 1024;
+        const int small = (2 * stages + 2 * kTileSlots + 1) * 8 + kTileSlots * kTileBytes + kScratchBytes;
+        return (stages * stage_bytes() + consumers() * 2 * kStagedBytes + small + 1023) / 1024 * 1024;
     }
 
     constexpr bool legal() const {
-        return columns == 128 && max_tokens % 64 == 0 && max_tokens <= 256 && stages >= 2 && stages <= 8;
+        return m == 128 && n % 64 == 0 && n <= 256 && stages >= 2 && stages <= 8 && shared_bytes() <= 232448;
     }
 };
 
-template <HopperConfig kCfg>
+// Tile: what the ticket warp announces, a struct of 32-bit words with `bool ended() const`.
+template <HopperConfig kCfg, class Tile>
 struct HopperStorage {
-    alignas(1024) char stage[kCfg.stages][kCfg.stage_bytes()];  // w tile, then x tile
+    static_assert(sizeof(Tile) <= kTileBytes && sizeof(Tile) % 4 == 0, "see kTileBytes");
+
+    alignas(1024) char stage[kCfg.stages][kCfg.stage_bytes()];  // the operand of the 64-row side, then the other
     alignas(1024) char staged[kCfg.consumers()][2][kStagedBytes];
     u64 loaded[kCfg.stages];
     u64 consumed[kCfg.stages];
     u64 announced[kTileSlots];
     u64 forgotten[kTileSlots];
     u64 claim;
-    RowTile tile[kTileSlots];
+    Tile tile[kTileSlots];
+    alignas(16) char scratch[kScratchBytes];
 };
 
 }  // namespace cupy_gmm

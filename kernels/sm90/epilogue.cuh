@@ -10,13 +10,14 @@
 #include "../ptx/stmatrix.cuh"
 #include "../ptx/warpgroup.cuh"
 #include "../stores.cuh"
+#include "../tiles.cuh"
 #include "config.cuh"
 
 namespace cupy_gmm {
 
-template <HopperConfig kCfg, class T>
+template <HopperConfig kCfg>
 struct HopperEpilogue {
-    static constexpr int kChunks = kCfg.max_tokens / kStagedTokens;
+    static constexpr int kChunks = kCfg.n / kStagedLines;
     static constexpr int kPlainTokens = 32;     // tokens staged as float32 at a time
     static constexpr int kPlainPitch = 64 + 4;  // floats: the four rows that a quad writes fall into different banks
     static_assert(kPlainTokens * kPlainPitch * 4 <= 2 * kStagedBytes, "float32 staging takes both buffers");
@@ -26,7 +27,7 @@ struct HopperEpilogue {
     int warpgroup;
     const RowTile& tile;
 
-    __device__ __forceinline__ void run(const float (&acc)[kCfg.max_tokens / 2]) const {
+    __device__ __forceinline__ void run(const float (&acc)[kCfg.n / 2]) const {
         if ((p.flags & kVectorStore) != 0 && p.c_type == kOutBf16) {
             run_matrices<bf16>(acc);
         } else if ((p.flags & kVectorStore) != 0 && p.c_type == kOutFp16) {
@@ -41,20 +42,20 @@ struct HopperEpilogue {
     __device__ __forceinline__ void meet() const { named_barrier_sync(1 + warpgroup, 128); }
 
     template <class Out>
-    __device__ __forceinline__ void run_matrices(const float (&acc)[kCfg.max_tokens / 2]) const {
+    __device__ __forceinline__ void run_matrices(const float (&acc)[kCfg.n / 2]) const {
         const int lane = lane_id();
         const int thread = static_cast<int>(threadIdx.x) % 128;
         const int matrix = lane / 8;
         Out* const out = static_cast<Out*>(p.c) + tile.first_row * p.c_row + first_column();
 #pragma unroll
         for (int c = 0; c < kChunks; ++c) {
-            if (c * kStagedTokens >= tile.rows) break;
+            if (c * kStagedLines >= tile.rows) break;
             char* buffer = staged + c % 2 * kStagedBytes;
             // Matrices: columns 0-7 and 8-15 of this warp's 16, of tokens 0-7, then of tokens 8-15.
             const int column_chunk = thread / 32 * 2 + matrix % 2;
 #pragma unroll
-            for (int group = 0; group < kStagedTokens / 16; ++group) {
-                const float* d = acc + (c * kStagedTokens + group * 16) / 2;
+            for (int group = 0; group < kStagedLines / 16; ++group) {
+                const float* d = acc + (c * kStagedLines + group * 16) / 2;
                 const int token = group * 16 + matrix / 2 * 8 + lane % 8;
                 stmatrix_x4_trans(shared_address(buffer) + swizzled(token, column_chunk),
                                   Convert<Out>::pack(d[0], d[1]), Convert<Out>::pack(d[2], d[3]),
@@ -62,10 +63,10 @@ struct HopperEpilogue {
             }
             meet();
 #pragma unroll
-            for (int i = 0; i < kStagedTokens / 16; ++i) {
+            for (int i = 0; i < kStagedLines / 16; ++i) {
                 const int token = i * 16 + thread / 8;
                 const int chunk = thread % 8;
-                const int row = c * kStagedTokens + token;
+                const int row = c * kStagedLines + token;
                 const int columns = p.n - first_column() - chunk * 8;
                 if (row < tile.rows && columns > 0) {
                     const Vec16 packed = *reinterpret_cast<const Vec16*>(buffer + swizzled(token, chunk));
@@ -76,12 +77,12 @@ struct HopperEpilogue {
         meet();  // the buffers may be filled for the next tile
     }
 
-    __device__ __forceinline__ void run_plain(const float (&acc)[kCfg.max_tokens / 2]) const {
+    __device__ __forceinline__ void run_plain(const float (&acc)[kCfg.n / 2]) const {
         const int lane = lane_id();
         const int thread = static_cast<int>(threadIdx.x) % 128;
         float* floats = reinterpret_cast<float*>(staged);
 #pragma unroll
-        for (int c = 0; c < kCfg.max_tokens / kPlainTokens; ++c) {
+        for (int c = 0; c < kCfg.n / kPlainTokens; ++c) {
             if (c * kPlainTokens >= tile.rows) break;
             const int column = thread / 32 * 16 + lane / 4;
 #pragma unroll
