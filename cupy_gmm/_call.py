@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from . import _arrays, _device, _host, _launch, _plan, _problem, _schedule
+from . import _arrays, _checks, _device, _host, _launch, _plan, _problem, _schedule
 from ._params import PARAMS_POINTERS
 from ._schedule import Schedule
 from .errors import ArgumentError

@@ -27,11 +27,7 @@ class TableShape:
     granule: int
     max_blocks: int
     words: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the table, rounded up so that what follows in one allocation is aligned."""
-        return -(-self.words * 4 // 256) * 256
+    nbytes: int  # of the table, rounded up so that what follows in one allocation is aligned
 
 
 def table_shape(groups: int, rows: int, height: int, granule: int) -> TableShape:
@@ -42,7 +38,12 @@ def table_shape(groups: int, rows: int, height: int, granule: int) -> TableShape
     """
     max_blocks = rows // height + groups + 2
     words = 16 + -(-(2 * groups + 1) // 4) * 4 + 4 * max_blocks
-    return TableShape(groups, rows, height, granule, max_blocks, words)
+    return TableShape(groups, rows, height, granule, max_blocks, words, _whole(words * 4))
+
+
+def _whole(nbytes: int) -> int:
+    """Rounded up to the alignment of an allocation's parts."""
+    return -(-nbytes // 256) * 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,12 @@ class Plan:
     """One product, ready but for addresses.
 
     Attributes:
-        facts: The part of Params behind the pointers.
         grid: CTAs; 0 when there is nothing to compute.
+        block: Threads of a CTA.
+        shared_bytes: Dynamic shared memory of a CTA.
+        facts: The part of Params behind the pointers.
         zeroed_words: int32 words that must be zero at launch: the ticket counter and, for splits, arrivals.
+        zeroed_bytes: Their place in the scratch, rounded up.
         partial_bytes: Scratch for the accumulators of split groups.
         maps: Tensor maps of the operands, on Hopper's path.
     """
@@ -62,14 +66,13 @@ class Plan:
     table: TableShape
     function: Any
     grid: int
+    block: int
+    shared_bytes: int
     facts: bytes
     zeroed_words: int
+    zeroed_bytes: int
     partial_bytes: int
-    maps: _tensormap.Maps | None = None
-
-    @property
-    def zeroed_bytes(self) -> int:
-        return -(-self.zeroed_words * 4 // 256) * 256
+    maps: _tensormap.Maps | None
 
 
 def build(problem: Problem, groups: int, table: TableShape | None, config: str | None, device: int) -> Plan:
@@ -99,6 +102,7 @@ def build(problem: Problem, groups: int, table: TableShape | None, config: str |
     if tickets + slots * tiles >= MAX_TICKETS:
         raise UnsupportedError(f"the call has {tickets} output tiles, more than {MAX_TICKETS}: split it into several.")
     variant = Variant(chosen, problem.dtype, *_layouts(problem, chosen))
+    zeroed = 1 + slots * tiles * chosen.consumers
     function, registers = _load(variant, device)
     resident = resident_ctas(chosen, registers, facts.smem_per_sm)
     return Plan(
@@ -107,8 +111,11 @@ def build(problem: Problem, groups: int, table: TableShape | None, config: str |
         table=table,
         function=function,
         grid=min(tickets + slots * tiles, resident * facts.sm_count),
+        block=chosen.threads,
+        shared_bytes=chosen.shared_bytes,
         facts=_facts(problem, table, chosen, chunk),
-        zeroed_words=1 + slots * tiles * chosen.consumers,
+        zeroed_words=zeroed,
+        zeroed_bytes=_whole(zeroed * 4),
         partial_bytes=slots * tiles * chosen.tile_m * chosen.tile_n * 4,
         maps=_tensormap.maps(problem, chosen) if isinstance(chosen, HopperConfig) else None,
     )

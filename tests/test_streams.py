@@ -238,6 +238,7 @@ def test_guard(machine):
             assert machine.current == 0
     assert machine.log == [("setDevice", 0)], "once a thread, which may have no context yet"
     machine.current = 1
+    site, _ = locate(("x", machine.cupy.ndarray((3,), BF16)))  # of the next call
     try:
         with site.guard():
             assert machine.current == 0

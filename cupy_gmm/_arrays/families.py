@@ -31,6 +31,9 @@ def dtype_name(dtype: Any) -> str:
     return name
 
 
+_dense = functools.lru_cache(4096)(dense)  # on the path of every call without `out=`
+
+
 @functools.cache
 def numpy_dtype(name: str) -> Any:
     """The NumPy dtype of our name; `ml_dtypes` has those that NumPy itself lacks."""
@@ -134,7 +137,7 @@ class Cupy:
     def empty(self, site: Site, shape: tuple[int, ...], dtype: str) -> tuple[Any, View]:
         with site.guard():
             array = _device.import_cupy().ndarray(shape, numpy_dtype(dtype))
-        return array, _new(View, (array.data.ptr, shape, dense(shape), dtype, site.device, False, array))
+        return array, _new(View, (array.data.ptr, shape, _dense(shape), dtype, site.device, False, array))
 
     def scratch(self, site: Site, nbytes: int) -> View:
         alloc = _device.import_cupy().cuda.alloc

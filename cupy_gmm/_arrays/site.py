@@ -43,7 +43,7 @@ class Family(Protocol):
 class Site:
     """Family, device and stream of one call, and what to keep until its launches are done."""
 
-    __slots__ = ("_after", "_foreign", "_graph", "anchor", "device", "family", "first", "maker", "stream")
+    __slots__ = ("_after", "_current", "_foreign", "_graph", "anchor", "device", "family", "first", "maker", "stream")
 
     def __init__(self, maker: Family, first: str, anchor: Any, device: int, stream: int) -> None:
         self.maker = maker
@@ -55,6 +55,7 @@ class Site:
         self._foreign: list[object] | None = None  # owners to keep
         self._after: list[int] | None = None  # streams of other libraries that wait for our writes
         self._graph: bool | None = None  # whether `stream` is being captured; None until asked
+        self._current = device < 0  # found to be current already: a Site lives for one call of one thread
 
     @property
     def is_cpu(self) -> bool:
@@ -66,7 +67,11 @@ class Site:
         CuPy has a current stream for each device, so in the families `cupy`, `jax` and `dlpack` that stream
         is then `stream` as well.
         """
-        return lifetime.NOTHING if self.device < 0 else lifetime.on(self.device)
+        if self._current:
+            return lifetime.NOTHING
+        guard = lifetime.on(self.device)
+        self._current = guard is lifetime.NOTHING
+        return guard
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> tuple[Any, View]:
         """An uninitialised row-major array in the caller's family, and its View; ordered on `stream`.
