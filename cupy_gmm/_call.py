@@ -13,13 +13,6 @@ plans: dict[tuple[Any, ...], _plan.Plan] = {}
 _device.forget_in_child(plans.clear)
 
 
-def required(**arguments: Any) -> None:
-    """Says which argument is None, though it must be an array."""
-    for name, value in arguments.items():
-        if value is None:
-            raise ArgumentError(f"`{name}` is None: expected an array.")
-
-
 def key(
     op: str, a: Any, b: Any, offs: Any, out: Any, out_dtype: Any, schedule: Schedule | None, device: int, config: Any,
     host_offset: int | None, rest: Any,
@@ -43,7 +36,7 @@ def new_plan(
     site: Any,
 ) -> _plan.Plan:
     """Makes the plan of `problem` and keeps it under `key`."""
-    groups = check_offsets(problem.rows, problem.groups, views[2], views[4], schedule, host_offset)
+    groups = check_offsets(problem, views[2], views[4], schedule, host_offset)
     with site.guard():
         plan = _plan.build(problem, groups, schedule.shape if schedule else None, config, site.device)
     while len(plans) >= MAX_PLANS:
@@ -59,15 +52,16 @@ def check_aliasing(a: Any, b: Any, out: Any) -> None:
 
 
 def check_offsets(
-    rows: int, local: int, offs: Any, offset_view: Any, schedule: Schedule | None, host_offset: int | None
+    problem: _problem.Problem, offs: Any, offset_view: Any, schedule: Schedule | None, host_offset: int | None
 ) -> int:
     """Checks `offs` or the Schedule against the operands; returns the number of groups."""
     if schedule is None:
         groups = _problem.offsets(offs)
         _schedule.check_group_offset(offset_view)
         if host_offset is not None:
-            _problem.group_range(host_offset, groups, local)
+            _problem.group_range(problem, groups, host_offset)
         return groups
+    rows = problem.rows
     if schedule.rows != rows:
         raise ArgumentError(
             f"`offs` is a Schedule for {schedule.rows} rows: expected one for {rows}, as `x` has {rows} rows; "
@@ -79,7 +73,7 @@ def check_offsets(
             f"with `group_offset` {schedule.group_offset}: pass it to `make_schedule` and leave it out here."
         )
     if schedule.group_offset is not None:
-        _problem.group_range(schedule.group_offset, schedule.groups, local)
+        _problem.group_range(problem, schedule.groups, schedule.group_offset)
     return schedule.groups
 
 
@@ -92,14 +86,14 @@ def local_groups(num_groups: Any, out: Any, offs: Any, schedule: Schedule | None
         offset = host_offset if schedule is None else schedule.group_offset
         if offset is None:
             raise ArgumentError(
-                "`num_groups` is None and `group_offset` is on the device: say how many groups are local."
+                "`num_groups` is None and `group_offset` is on the device: pass `num_groups=`, the number of groups "
+                "of the result."
             )
         return max(groups - max(offset, 0), 0)
-    if isinstance(num_groups, bool) or not hasattr(num_groups, "__index__") or num_groups < 0:
-        raise ArgumentError(
-            f"`num_groups` is {num_groups!r}: expected the number of local groups, an int of 0 or more."
-        )
-    return int(num_groups)
+    count = _checks.whole_number("num_groups", num_groups, "the number of groups of the result")
+    if count < 0:
+        raise ArgumentError(f"`num_groups` is {count}: expected 0 or more, the number of groups of the result.")
+    return count
 
 
 def host_offsets(
@@ -110,7 +104,7 @@ def host_offsets(
     host_offset: int | None,
     check: str | None,
 ) -> _host.Offsets:
-    check_offsets(problem.rows, problem.groups, offs, offset_view, schedule, host_offset)
+    check_offsets(problem, offs, offset_view, schedule, host_offset)
     if offset_view is not None:
         host_offset = int(_arrays.host(offset_view).reshape(-1)[0])
     return _host.Offsets(offs, schedule, host_offset or 0, check)
@@ -177,6 +171,6 @@ def run(
             params = pointers + plan.facts
             if plan.maps is not None:
                 params = plan.maps.encoded(a.ptr, b.ptr) + params
-            _launch.launch(plan.function, plan.grid, plan.config.threads, plan.config.shared_bytes, site, params)
+            _launch.launch(plan.function, plan.grid, plan.block, plan.shared_bytes, site, params)
         site.hold((*views, work))
     return out if out is not None else site.finish(native)

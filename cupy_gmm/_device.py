@@ -159,8 +159,8 @@ def _start() -> Any:
         status = api.cuInit(0)
     except (RuntimeError, OSError) as error:  # cuda-bindings looks for libcuda at the first call
         raise UnsupportedError(
-            f"no CUDA driver was found ({error}): run this where an NVIDIA driver is installed; NumPy arrays "
-            "and CPU arrays of PyTorch and JAX need none."
+            f"no CUDA driver was found ({str(error).rstrip('.')}): run this where an NVIDIA driver is installed; NumPy "
+            "arrays and CPU arrays of PyTorch and JAX need none."
         ) from error
     if int(status[0]) == 3:  # CUDA_ERROR_NOT_INITIALIZED: another library used CUDA, then the process forked
         raise UnsupportedError(_forked("a parent process"))

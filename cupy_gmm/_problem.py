@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import _checks
+from ._arrays.dlpack import dense
 from ._config import GROUPED_MM, VECTOR_BYTES, WGRAD
 from ._variants import K_MAJOR, MN_MAJOR, STRIDED
 from .errors import ArgumentError, DtypeError
@@ -74,10 +76,10 @@ def forward(x: Any, w: Any, out: Any, out_dtype: Any) -> Problem:
         ArgumentError: A shape or stride does not fit.
         DtypeError: A dtype is not offered.
     """
-    _rank("x", x, 2, "(rows, k)")
-    _rank("w", w, 3, "(groups, k, n)")
-    _input_dtype("x", x)
-    _same_dtype("w", w, "x", x)
+    _checks.rows("x", x, "(rows, k)")
+    _checks.rank("w", w, 3, "(groups, k, n)", "for one group pass `w[None]`" if len(w.shape) == 2 else None)
+    _checks.dtype("x", x, INPUT_DTYPES)
+    _checks.same_dtype("w", w, "x", x)
     rows, k = x.shape
     groups, w_k, n = w.shape
     if w_k != k:
@@ -113,10 +115,10 @@ def weight_gradient(x: Any, dy: Any, out: Any, out_dtype: Any, groups: int, accu
         ArgumentError: A shape or stride does not fit.
         DtypeError: A dtype is not offered.
     """
-    _rank("x", x, 2, "(rows, k)")
-    _rank("dy", dy, 2, "(rows, n)")
-    _input_dtype("x", x)
-    _same_dtype("dy", dy, "x", x)
+    _checks.rows("x", x, "(rows, k)")
+    _checks.rows("dy", dy, "(rows, n)")
+    _checks.dtype("x", x, INPUT_DTYPES)
+    _checks.same_dtype("dy", dy, "x", x)
     rows, k = x.shape
     if dy.shape[0] != rows:
         raise ArgumentError(
@@ -149,38 +151,39 @@ def weight_gradient(x: Any, dy: Any, out: Any, out_dtype: Any, groups: int, accu
 
 def offsets(offs: Any) -> int:
     """Checks the view of `offs` and returns its number of groups."""
-    if len(offs.shape) != 1:
-        raise ArgumentError(
-            f"`offs` has shape {offs.shape}: expected (groups,) end offsets; pass `offs_from_sizes(sizes)` or a "
-            f"Schedule."
-        )
-    if offs.dtype not in ("int32", "int64"):
-        raise DtypeError(
-            f"`offs` has dtype {offs.dtype}: expected int32 or int64 end offsets; cast it with `.astype(int32)`."
-        )
+    _checks.rank("offs", offs, 1, "(groups,) end offsets", "pass `offs.reshape(-1)`")
+    _checks.dtype("offs", offs, _checks.INDEX_DTYPES, " end offsets")
     _extents(groups=offs.shape[0])
     return int(offs.shape[0])
 
 
 def rows_of_schedule(rows: Any) -> int:
     """Checks the `rows` that a schedule is made for."""
-    if isinstance(rows, bool) or not hasattr(rows, "__index__"):
-        raise ArgumentError(f"`rows` is {rows!r}: expected the number of rows of `x`, an int.")
-    _extents(rows=rows.__index__())
-    return int(rows.__index__())
+    count = _checks.whole_number("rows", rows, "the number of rows of `x`")
+    _extents(rows=count)
+    return count
 
 
-def group_range(group_offset: int, groups: int, local: int) -> None:
-    """Checks a host `group_offset` and the number of local groups against that of `offs`."""
-    if group_offset < 0:
+def group_offset_in(groups: int, group_offset: int) -> None:
+    """Checks a host `group_offset` against the length of `offs`."""
+    if not 0 <= group_offset <= groups:
         raise ArgumentError(
-            f"`group_offset` is {group_offset}: expected the index of the first local group, 0 or more."
+            f"`group_offset` is {group_offset} and `offs` has length {groups}: expected 0 to {groups}, the index in "
+            "`offs` of the first local group."
         )
-    if group_offset + local > groups:
+
+
+def group_range(problem: Problem, groups: int, group_offset: int) -> None:
+    """Checks a host `group_offset` and the local groups of `problem` against the length of `offs`."""
+    group_offset_in(groups, group_offset)
+    last = group_offset + problem.groups
+    if last > groups:
+        who = "`w` has" if problem.op == GROUPED_MM else "`out` or `num_groups` asks for"
+        where = f" from `group_offset` {group_offset} on" if group_offset else ""
+        hint = "not only the local ones" if group_offset else "the last one too"
         raise ArgumentError(
-            f"`offs` has length {groups}: expected at least {group_offset + local}, one end offset for each group, "
-            f"as there "
-            f"are {local} local groups from `group_offset` {group_offset} on; pass end offsets without a leading 0."
+            f"`offs` has length {groups}: expected at least {last}, as {who} {problem.groups} groups{where}; "
+            f"pass the end offsets of all groups, {hint}."
         )
 
 
@@ -189,31 +192,11 @@ def check_mode(check: object) -> None:
         raise ArgumentError(f'`check` is {check!r}: expected None, "sync" or "async".')
 
 
-def _rank(name: str, view: Any, rank: int, shape: str) -> None:
-    if len(view.shape) != rank:
-        raise ArgumentError(f"`{name}` has shape {view.shape}: expected {shape}; pass an array of {rank} axes.")
-
-
-def _input_dtype(name: str, view: Any) -> None:
-    if view.dtype not in INPUT_DTYPES:
-        raise DtypeError(
-            f"`{name}` has dtype {view.dtype}: expected bfloat16 or float16; cast it, for example "
-            f"`{name}.astype(bfloat16)`."
-        )
-
-
-def _same_dtype(name: str, view: Any, other: str, reference: Any) -> None:
-    if view.dtype != reference.dtype:
-        raise DtypeError(
-            f"`{name}` has dtype {view.dtype}: expected {reference.dtype}, as `{other}` has; "
-            f"cast it, for example `{name}.astype({reference.dtype})`."
-        )
-
-
 def _extents(**extents: int) -> None:
     for name, extent in extents.items():
         if not 0 <= extent <= MAX_ROWS:
-            raise ArgumentError(f"`{name}` is {extent}: expected 0 to {MAX_ROWS}; split the call into several.")
+            hint = "; split the call into several" if extent > 0 else ""
+            raise ArgumentError(f"`{name}` is {extent}: expected 0 to {MAX_ROWS}{hint}.")
 
 
 def _out_dtype(out: Any, out_dtype: Any, default: str) -> str:
@@ -221,7 +204,7 @@ def _out_dtype(out: Any, out_dtype: Any, default: str) -> str:
         name = dtype_name(out_dtype)
         if name not in OUTPUT_DTYPES:
             raise DtypeError(
-                f"`out_dtype` is {name}: expected one of {', '.join(OUTPUT_DTYPES)}; cast the result instead."
+                f"`out_dtype` is {name}: expected bfloat16, float16 or float32; for another type cast the result."
             )
         if out is not None and out.dtype != name:
             raise DtypeError(
@@ -232,36 +215,20 @@ def _out_dtype(out: Any, out_dtype: Any, default: str) -> str:
         return default
     if out.dtype not in OUTPUT_DTYPES:
         raise DtypeError(
-            f"`out` has dtype {out.dtype}: expected one of {', '.join(OUTPUT_DTYPES)}; allocate it as {default}."
+            f"`out` has dtype {out.dtype}: expected bfloat16, float16 or float32; allocate it as {default}."
         )
     return str(out.dtype)
 
 
 def _out_strides(out: Any, shape: tuple[int, ...], dtype: str, meaning: str) -> tuple[int, ...]:
     if out is None:
-        return contiguous_strides(shape)
+        return dense(shape)
     if out.shape != shape:
-        raise ArgumentError(f"`out` has shape {out.shape}: expected {shape}, the shape of {meaning}; allocate it so.")
-    # Sorted by stride, each axis must step over everything that the smaller ones reach.
-    reach = 0
-    for stride, extent in sorted((abs(s), e) for s, e in zip(out.strides, shape, strict=True) if e > 1):
-        if stride <= reach:
-            raise ArgumentError(
-                f"`out` has strides {out.strides} for shape {shape}: elements overlap in memory; pass an array of "
-                f"its own."
-            )
-        reach += stride * (extent - 1)
+        transposed = len(shape) == 3 and out.shape == (shape[0], shape[2], shape[1])
+        hint = "pass `out.mT`" if transposed else "allocate it so"
+        raise ArgumentError(f"`out` has shape {out.shape}: expected {shape}, the shape of {meaning}; {hint}.")
+    _checks.no_overlap("out", out)
     return tuple(out.strides)
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Element strides of a C-contiguous array."""
-    strides = []
-    step = 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
 
 
 def _aligned(view: Any, pitches: Sequence[tuple[int, int]]) -> bool:

@@ -6,37 +6,19 @@ Works on views alone: no kernel, no contents of arrays.
 from collections.abc import Sequence
 from typing import Any
 
+from . import _checks
 from ._arrays import Site, View
 from ._rowwise import ITEM_BYTES, MAX_EXPERTS, MAX_ROWS
 from .errors import ArgumentError, DtypeError
 
 __all__ = [
-    "assignment_rows", "contiguous", "expert_ids", "gate_up_rows", "of_shape", "rank", "result", "routes",
-    "row_dtype", "same_dtype", "tokens_of", "weights_of",
+    "assignment_rows", "contiguous", "expert_ids", "gate_up_rows", "of_shape", "result", "routes", "row_dtype",
+    "tokens_of", "weights_of",
 ]  # fmt: skip
-
-_WHOLE_NUMBERS = ("int32", "int64")
-
-
-def rank(name: str, view: View, axes: int, meaning: str) -> None:
-    if len(view.shape) != axes:
-        raise ArgumentError(f"`{name}` has shape {view.shape}: expected {meaning}; pass an array of {axes} axes.")
 
 
 def row_dtype(name: str, view: View, allowed: Sequence[str] = tuple(ITEM_BYTES)) -> None:
-    if view.dtype not in allowed:
-        names = " or ".join([", ".join(allowed[:-1]), allowed[-1]])
-        raise DtypeError(
-            f"`{name}` has dtype {view.dtype}: expected {names}; cast it, for example `{name}.astype({allowed[0]})`."
-        )
-
-
-def same_dtype(name: str, view: View, other: str, reference: View) -> None:
-    if view.dtype != reference.dtype:
-        raise DtypeError(
-            f"`{name}` has dtype {view.dtype}: expected {reference.dtype}, as `{other}` has; "
-            f"cast it, for example `{name}.astype({reference.dtype})`."
-        )
+    _checks.dtype(name, view, allowed)
 
 
 def of_shape(name: str, view: View, shape: tuple[int, ...], why: str) -> None:
@@ -60,15 +42,11 @@ def expert_ids(ids: View, num_experts: Any) -> int:
     if len(ids.shape) != 2:
         hint = "; for one expert a token pass `expert_idx[:, None]`" if len(ids.shape) == 1 else ""
         raise ArgumentError(f"`expert_idx` has shape {ids.shape}: expected (tokens, slots){hint}.")
-    if ids.dtype not in _WHOLE_NUMBERS:
-        raise DtypeError(f"`expert_idx` has dtype {ids.dtype}: expected int32 or int64; cast it with `.astype(int32)`.")
-    if isinstance(num_experts, bool) or not hasattr(num_experts, "__index__"):
-        raise ArgumentError(f"`num_experts` is {num_experts!r}: expected the number of experts, an int.")
-    experts = int(num_experts.__index__())
+    _checks.dtype("expert_idx", ids, _checks.INDEX_DTYPES)
+    experts = _checks.whole_number("num_experts", num_experts, "the number of experts")
     if not 0 <= experts <= MAX_EXPERTS:
-        raise ArgumentError(
-            f"`num_experts` is {experts}: expected 0 to {MAX_EXPERTS}; spread them over several layers."
-        )
+        hint = "; spread them over several layers" if experts > 0 else ""
+        raise ArgumentError(f"`num_experts` is {experts}: expected 0 to {MAX_EXPERTS}{hint}.")
     tokens, slots = ids.shape
     if tokens * max(slots, 1) > MAX_ROWS:
         raise ArgumentError(
@@ -81,12 +59,8 @@ def expert_ids(ids: View, num_experts: Any) -> int:
 def routes(order: View, inverse: View, offs: View) -> None:
     """Checks the arrays of a Routing, which a caller may have built."""
     for name, view in (("order", order), ("inverse", inverse), ("offs", offs)):
-        if len(view.shape) != 1:
-            raise ArgumentError(
-                f"`routing.{name}` has shape {view.shape}: expected one axis; pass it as `route` returns it."
-            )
-        if view.dtype != "int32":
-            raise DtypeError(f"`routing.{name}` has dtype {view.dtype}: expected int32; cast it with `.astype(int32)`.")
+        _checks.rank(f"routing.{name}", view, 1, "one axis", "pass it as `route` returns it")
+        _checks.dtype(f"routing.{name}", view, ("int32",))
         contiguous(f"routing.{name}", view)
     of_shape("routing.inverse", inverse, order.shape, "as `routing.order` has; pass arrays of one `route` call")
     if order.shape[0] > MAX_ROWS:
@@ -116,7 +90,7 @@ def tokens_of(assignments: int, known: int | None, tokens: int | None, name: str
 
 def assignment_rows(name: str, view: View, assignments: int) -> None:
     """An array with a row for each assignment."""
-    rank(name, view, 2, "(tokens * slots, h)")
+    _checks.rank(name, view, 2, "(tokens * slots, h)")
     row_dtype(name, view)
     if view.shape[0] != assignments:
         raise ArgumentError(
@@ -127,7 +101,8 @@ def assignment_rows(name: str, view: View, assignments: int) -> None:
 
 def weights_of(view: View, assignments: int, known: int | None) -> int:
     """Checks the weights (tokens, slots); returns the number of tokens."""
-    rank("weights", view, 2, "(tokens, slots)")
+    one = "for one expert a token pass `weights[:, None]`" if len(view.shape) == 1 else None
+    _checks.rank("weights", view, 2, "(tokens, slots)", one)
     row_dtype("weights", view, ("float32", "bfloat16", "float16"))
     tokens = tokens_of(assignments, known, view.shape[0], "weights")
     if tokens and view.shape[1] != assignments // tokens:
@@ -140,7 +115,7 @@ def weights_of(view: View, assignments: int, known: int | None) -> int:
 
 def gate_up_rows(view: View) -> tuple[int, int]:
     """Checks `gate_up`; returns its rows and half its width."""
-    rank("gate_up", view, 2, "(rows, 2 * inner)")
+    _checks.rows("gate_up", view, "(rows, 2 * inner)")
     row_dtype("gate_up", view)
     rows, width = view.shape
     if width % 2:
@@ -172,13 +147,5 @@ def result(
         )
     if any(view.ptr and view.ptr == other.ptr for other in inputs):
         raise ArgumentError(f"`{name}` begins where an input of `{call}` does: pass an array of its own.")
-    # Sorted by stride, each axis must step over everything that the smaller ones reach.
-    reach = 0
-    for stride, extent in sorted((abs(s), e) for s, e in zip(view.strides, shape, strict=True) if e > 1):
-        if stride <= reach:
-            raise ArgumentError(
-                f"`{name}` has strides {view.strides} for shape {shape}: its elements overlap; "
-                "pass an array of its own."
-            )
-        reach += stride * (extent - 1)
+    _checks.no_overlap(name, view)
     return out, view

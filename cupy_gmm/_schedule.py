@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from . import _arrays, _device, _heuristics, _launch, _plan, _problem, reference
+from . import _arrays, _checks, _device, _heuristics, _launch, _plan, _problem, reference
 from ._params import SCHEDULE_PARAMS, SIZES_PARAMS, UNKNOWN_GROUPS
-from .errors import ArgumentError, DtypeError
+from .errors import ArgumentError
 
 UNIT = "schedule.cu"
 THREADS = 512  # kScheduleThreads
@@ -22,8 +22,7 @@ class Schedule:
     """Row blocks of one set of offsets: pass it as `offs` to every product with the same rows.
 
     Made by `make_schedule`. It depends on the offsets and the number of rows alone, not on K or N, so both products
-    of a
-    layer, their input gradients and their weight gradients share one.
+    of a layer, their input gradients and their weight gradients share one.
 
     Attributes:
         table: int32 array in the family of `offs`; its layout is documented in `kernels/params.cuh`.
@@ -55,10 +54,8 @@ def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule 
 
     Args:
         offs: (G,) int32 or int64 end offsets on the device of the operands (or on the CPU for the NumPy path): group
-            g owns
-            rows `offs[g - 1]` to `offs[g] - 1`. Any content is safe: the running maximum clamped to [0, rows]
-            counts. The
-            content is not checked; see `check=` of the products.
+            g owns rows `offs[g - 1]` to `offs[g] - 1`. Any content is safe: the running maximum clamped to [0, rows]
+            counts. The content is not checked; see `check=` of the products.
         rows: Rows of x, 0 to 0x7fff0000.
         group_offset: Index of the first group whose weights are local; an int, or an int32 device array of one element.
         out: A Schedule of the same number of groups and rows to build into, for example inside a CUDA graph.
@@ -76,6 +73,9 @@ def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule 
     Source:
         kernels/schedule.cu.
     """
+    _checks.required(("offs", offs))
+    if isinstance(offs, Schedule):
+        raise ArgumentError("`offs` is a Schedule: expected end offsets; pass it to the products as it is.")
     rows = _problem.rows_of_schedule(rows)
     host_offset, device_offset = split_group_offset(group_offset)
     table = None if out is None else _schedule_of("out", out).table
@@ -84,15 +84,14 @@ def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule 
     )
     groups = _problem.offsets(offs_view)
     if device_offset is None:
-        _problem.group_range(host_offset or 0, groups, 0)
+        _problem.group_offset_in(groups, host_offset or 0)
     check_group_offset(offset_view)
     arch = "" if site.is_cpu else _device.info(site.device).arch
     shape = _plan.table_shape(groups, rows, *_heuristics.block_shape(rows, groups, arch))
     if out is not None and (out.groups, out.rows) != (groups, rows):
         raise ArgumentError(
             f"`out` was made for {out.groups} groups and {out.rows} rows: expected {groups} groups and {rows} rows, "
-            f"as `offs` "
-            "and `rows` say; make a new Schedule."
+            "as `offs` and `rows` say; make a new Schedule."
         )
     with site.guard():
         if table_view is None:
@@ -152,13 +151,10 @@ def build(
 
 def running_sum(group_sizes: Any) -> Any:
     """`ops.offs_from_sizes`."""
+    _checks.required(("group_sizes", group_sizes))
     site, (sizes,) = _arrays.locate(("group_sizes", group_sizes))
-    if len(sizes.shape) != 1:
-        raise ArgumentError(f"`group_sizes` has shape {sizes.shape}: expected (groups,) rows of each group.")
-    if sizes.dtype not in ("int32", "int64"):
-        raise DtypeError(
-            f"`group_sizes` has dtype {sizes.dtype}: expected int32 or int64; cast it with `.astype(int32)`."
-        )
+    _checks.rank("group_sizes", sizes, 1, "(groups,) rows of each group", "pass `group_sizes.reshape(-1)`")
+    _checks.dtype("group_sizes", sizes, _checks.INDEX_DTYPES)
     with site.guard():
         native, view = site.empty(sizes.shape, "int32")
         groups = sizes.shape[0]
@@ -188,8 +184,8 @@ def split_group_offset(group_offset: Any) -> tuple[int | None, Any]:
         return int(group_offset), None
     if not hasattr(group_offset, "shape"):
         raise ArgumentError(
-            f"`group_offset` is {group_offset!r}: expected an int, or an int32 array of one element on the device "
-            f"of `x`."
+            f"`group_offset` is {group_offset!r}: expected an int, or an int32 array of one element on the device of "
+            "`x`."
         )
     return None, group_offset
 
@@ -198,8 +194,7 @@ def check_group_offset(view: Any) -> None:
     """Checks the view of a `group_offset` that lives on the device."""
     if view is None:
         return
-    if view.dtype != "int32":
-        raise DtypeError(f"`group_offset` has dtype {view.dtype}: expected int32; cast it with `.astype(int32)`.")
+    _checks.dtype("group_offset", view, ("int32",))
     if view.shape not in ((), (1,)):
         raise ArgumentError(f"`group_offset` has shape {view.shape}: expected one element, shape () or (1,).")
 
@@ -220,8 +215,7 @@ def raise_for_status(bits: int, rows: int) -> None:
     if bits:
         raise ArgumentError(
             f"`offs` is malformed ({status_text(bits)}): expected non-decreasing end offsets between 0 and rows = "
-            f"{rows}; "
-            "pass `offs_from_sizes(sizes)`."
+            f"{rows}; if it holds the size of each group, pass `offs_from_sizes(offs)`."
         )
 
 
@@ -276,7 +270,9 @@ def async_status(device: int | None = None) -> tuple[str, ...]:
     Cost:
         Waits for the device; call it once a step or less, never inside a CUDA graph.
     """
-    if device is None:
+    if device is not None:
+        device = _checks.whole_number("device", device, "a CUDA ordinal or -1 for the CPU")
+    else:
         device = _device.import_cupy().cuda.Device().id if _device.count() else -1
     if device >= 0:
         _device.info(device)

@@ -7,7 +7,7 @@ of another shape are put together the same way. Arrays of any framework, on the 
 from dataclasses import dataclass
 from typing import Any
 
-from . import _arrays, _routing_host, _row_checks, _rowwise, ops
+from . import _arrays, _checks, _routing_host, _row_checks, _rowwise, ops
 from ._arrays import View
 from .errors import ArgumentError
 from .routing import Routing, combine, combine_backward, permute, permute_backward, route
@@ -41,6 +41,7 @@ def silu_mul(gate_up: Any, *, out: Any = None) -> Any:
     Source:
         `silu_mul` in `kernels/activation.cu`.
     """
+    _checks.required(("gate_up", gate_up))
     site, (gate_up_view, out_view) = _arrays.locate(("gate_up", gate_up), ("out", out), writable=_OUT)
     shape = _row_checks.gate_up_rows(gate_up_view)
     with site.guard():
@@ -79,10 +80,11 @@ def silu_mul_backward(gate_up: Any, dh: Any, *, out: Any = None) -> Any:
     Source:
         `silu_mul_backward` in `kernels/activation.cu`.
     """
+    _checks.required(("gate_up", gate_up), ("dh", dh))
     site, views = _arrays.locate(("gate_up", gate_up), ("dh", dh), ("out", out), writable=_OUT)
     gate_up_view, dh_view, out_view = views
     shape = _row_checks.gate_up_rows(gate_up_view)
-    _row_checks.same_dtype("dh", dh_view, "gate_up", gate_up_view)
+    _checks.same_dtype("dh", dh_view, "gate_up", gate_up_view)
     _row_checks.of_shape("dh", dh_view, shape, f"as `gate_up` has shape {gate_up_view.shape}")
     with site.guard():
         result, target = _row_checks.result(
@@ -157,10 +159,12 @@ def expert_ffn(x: Any, w_gate_up: Any, w_down: Any, expert_idx: Any, expert_weig
     Source:
         `route`, `permute`, `grouped_mm`, `silu_mul`, `combine`.
     """
-    site, views = _arrays.locate(
+    named = (
         ("x", x), ("w_gate_up", w_gate_up), ("w_down", w_down),
         ("expert_idx", expert_idx), ("expert_weight", expert_weight),
     )  # fmt: skip
+    _checks.required(*named)
+    site, views = _arrays.locate(*named)
     _check_layer(*views)
     if site.capturing():
         raise ArgumentError(
@@ -209,6 +213,12 @@ def expert_ffn_backward(dy: Any, saved: Saved) -> tuple[Any, Any, Any, Any]:
             "`expert_ffn(..., save=True)`; pass that."
         )
     s = saved
+    shape = (s.routing.tokens, s.ys.shape[1])
+    if tuple(getattr(dy, "shape", shape)) != shape:
+        raise ArgumentError(
+            f"`dy` has shape {tuple(dy.shape)}: expected {shape}, the shape of what `expert_ffn` returned; pass its "
+            "gradient."
+        )
     d_ys, d_weight = combine_backward(dy, s.ys, s.routing, s.expert_weight)
     d_hidden = ops.grouped_mm(d_ys, _transposed(s.w_down), s.schedule)
     dw_down = ops.grouped_mm_wgrad(s.hidden, d_ys, s.schedule)
@@ -225,12 +235,12 @@ def _transposed(weights: Any) -> Any:
 
 def _check_layer(x: View, w_gate_up: View, w_down: View, expert_idx: View, expert_weight: View) -> None:
     """Shapes and dtypes of a whole layer, named as the caller knows them."""
-    _row_checks.rank("x", x, 2, "(tokens, h)")
-    _row_checks.rank("w_gate_up", w_gate_up, 3, "(experts, h, 2 * inner)")
-    _row_checks.rank("w_down", w_down, 3, "(experts, inner, h)")
+    _checks.rows("x", x, "(tokens, h)")
+    _checks.rank("w_gate_up", w_gate_up, 3, "(experts, h, 2 * inner)")
+    _checks.rank("w_down", w_down, 3, "(experts, inner, h)")
     _row_checks.row_dtype("x", x, _PRODUCT_DTYPES)
-    _row_checks.same_dtype("w_gate_up", w_gate_up, "x", x)
-    _row_checks.same_dtype("w_down", w_down, "x", x)
+    _checks.same_dtype("w_gate_up", w_gate_up, "x", x)
+    _checks.same_dtype("w_down", w_down, "x", x)
     (tokens, h), (experts, w_h, width) = x.shape, w_gate_up.shape
     if w_h != h or width % 2:
         hint = "; pass `w_gate_up.mT`" if width == h else "; pass [gate | up] along the last axis"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from . import _arrays, _call, _host, _problem, _schedule
+from . import _arrays, _call, _checks, _host, _problem, _schedule
 from ._config import GROUPED_MM, WGRAD
 from ._schedule import Schedule, async_status, make_schedule
 
@@ -63,7 +63,7 @@ def grouped_mm(
         kernels/grouped_mm.cuh.
     """
     if x is None or w is None or offs is None:
-        _call.required(x=x, w=w, offs=offs)
+        _checks.required(("x", x), ("w", w), ("offs", offs))
     schedule = offs if type(offs) is Schedule else None
     host_offset, device_offset = _schedule.split_group_offset(group_offset)
     if check is not None:
@@ -139,7 +139,7 @@ def grouped_mm_wgrad(
         kernels/grouped_mm_wgrad.cuh.
     """
     if x is None or dy is None or offs is None:
-        _call.required(x=x, dy=dy, offs=offs)
+        _checks.required(("x", x), ("dy", dy), ("offs", offs))
     schedule = offs if type(offs) is Schedule else None
     host_offset, device_offset = _schedule.split_group_offset(group_offset)
     if check is not None:

@@ -8,11 +8,13 @@ expert, `permute` copies each token's row to its assignments' positions, the pro
 from dataclasses import dataclass
 from typing import Any
 
-from . import _arrays, _routing_host, _row_checks, _rowwise
+from . import _arrays, _checks, _routing_host, _row_checks, _rowwise
 from ._arrays import Site, View
 from .errors import ArgumentError
 
 __all__ = ["Routing", "combine", "combine_backward", "permute", "permute_backward", "route"]
+
+_WRITABLE = frozenset(("out", "out[0]", "out[1]"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +64,7 @@ def route(expert_idx: Any, num_experts: int, *, out: Routing | None = None) -> R
     Source:
         `kernels/route.cuh`.
     """
+    _checks.required(("expert_idx", expert_idx))
     given = _fields(out, "out") if out is not None else (None,) * 4
     names = ("out.order", "out.inverse", "out.offs", "out.counts")
     site, (ids, *outs) = _arrays.locate(
@@ -112,7 +115,7 @@ def permute(x: Any, routing: Routing, *, out: Any = None) -> Any:
         `permute_rows` in `kernels/routing.cu`.
     """
     site, (x_view, out_view), routes = _locate(routing, ("x", x), ("out", out))
-    _row_checks.rank("x", x_view, 2, "(tokens, h)")
+    _checks.rows("x", x_view, "(tokens, h)")
     _row_checks.row_dtype("x", x_view)
     length = routes[0].shape[0]
     _row_checks.tokens_of(length, routing.tokens, x_view.shape[0], "x")
@@ -223,7 +226,7 @@ def combine_backward(
     )
     length = routes[0].shape[0]
     _row_checks.assignment_rows("y", y_view, length)
-    _row_checks.same_dtype("dy", dy_view, "y", y_view)
+    _checks.same_dtype("dy", dy_view, "y", y_view)
     tokens = _row_checks.weights_of(w_view, length, routing.tokens)
     why = f"as `y` has shape {y_view.shape} and `weights` has shape {w_view.shape}"
     _row_checks.of_shape("dy", dy_view, (tokens, y_view.shape[1]), why)
@@ -269,13 +272,9 @@ def _combined(
 def _locate(routing: Routing, *named: tuple[str, Any]) -> tuple[Site, list[View], list[View]]:
     """Site, views of the named arrays (the result takes the first one's family), views of the routing."""
     order, inverse, offs, _ = _fields(routing, "routing")
-    site, views = _arrays.locate(
-        *named,
-        ("routing.order", order),
-        ("routing.inverse", inverse),
-        ("routing.offs", offs),
-        writable=frozenset(("out", "out[0]", "out[1]")),
-    )
+    named = (*named, ("routing.order", order), ("routing.inverse", inverse), ("routing.offs", offs))
+    _checks.required(*(each for each in named if each[0] not in _WRITABLE))
+    site, views = _arrays.locate(*named, writable=_WRITABLE)
     routes = views[-3:]
     _row_checks.routes(*routes)
     return site, views[:-3], routes

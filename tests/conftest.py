@@ -3,6 +3,9 @@
 import functools
 import os
 import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 # Before NumPy is imported. The products of the tests are small, and a BLAS's threads only get in their way.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -11,7 +14,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from tests import backends
+from tests import backends, gpu_log
 
 hypothesis.settings.register_profile(
     "default",
@@ -59,6 +62,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Repeats the warning of `test_gpu_log` where nobody overlooks it, in runs that had that test."""
+    ran = any("test_gpu_log" in report.nodeid for report in terminalreporter.stats.get("passed", ()))
+    if ran and (complaint := gpu_log.complaint()):
+        terminalreporter.section("not seen on a GPU", sep="!", red=True, bold=True)
+        terminalreporter.line(complaint, red=True, bold=True)
+
+
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cupy", marks=pytest.mark.gpu)])
 def backend(request: pytest.FixtureRequest) -> backends.Backend:
     """The library on NumPy arrays, and on CuPy arrays where there is a device."""
@@ -77,3 +88,19 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     seed = [request.config.getoption("--seed"), zlib.crc32(request.node.nodeid.encode())]
     print(f"rng seed {seed}")
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def cli(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Call `python -m cupy_gmm` in an empty folder: exit code, stdout, stderr."""
+    from cupy_gmm._cli import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: object) -> tuple[int, str, str]:
+        code = main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return call

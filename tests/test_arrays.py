@@ -1,10 +1,6 @@
 """`locate`, `host` and Site on the CPU, for the arrays of every library that is installed."""
 
 import gc
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -13,9 +9,8 @@ import pytest
 from cupy_gmm import _arrays
 from cupy_gmm._arrays import locate
 from cupy_gmm.errors import ArgumentError, UnsupportedError
+from tests import apart
 from tests.producers import Producer, Wrapped
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def bits(array):
@@ -241,17 +236,4 @@ else:
 site, _ = locate(("x", jax.device_put(np.zeros(4, np.float16), two)))
 assert site.finish(site.empty((3,), "float16")[0]).devices() == {two}
 """
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "JAX_PLATFORMS": "cpu",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    apart.python(program, XLA_FLAGS="--xla_force_host_platform_device_count=2", JAX_PLATFORMS="cpu")

@@ -5,23 +5,20 @@ front of what the call must wait for, or in front of the call, makes a missing o
 """
 
 import gc
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cupy_gmm._arrays import lifetime, locate
 from cupy_gmm.errors import ArgumentError
+from tests import apart
 from tests.producers import CUDA, Producer, Wrapped
 
 pytestmark = pytest.mark.gpu
 pytest_plugins = ("tests.lateness",)  # the fixtures `run`, `late`, `copied`, `torch`, `jax`
 
-ROOT = Path(__file__).resolve().parent.parent
 COUNT = 1 << 20  # elements that `run` and `copied` treat
 SPIN_CYCLES = 100_000_000  # about 50 ms
 POISON = 0x7FE5
@@ -349,8 +346,7 @@ thread.start()
 thread.join()
 assert done
 """
-    finished = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert finished.returncode == 0, finished.stderr
+    apart.python(program)
 
 
 def test_threads(run, copied):

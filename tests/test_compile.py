@@ -13,6 +13,7 @@ import pytest
 
 from cupy_gmm import _cache, _compile, _nvrtc, _source
 from cupy_gmm.errors import CompileError
+from tests import apart
 from tests.kernels_for_tests import SCALE, TWO, write_sources
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
@@ -53,17 +54,6 @@ def sources(tmp_path, monkeypatch) -> Path:
 def forget() -> None:
     """As a new process: nothing in memory."""
     _compile._cubins.clear()
-
-
-def run(program: str, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
 
 # ---- memory and disk
@@ -165,18 +155,7 @@ def test_c96_damaged_entry_is_compiled_again(damage, compiles, folder):
 
 
 def test_c104_sixteen_threads_one_compile(compiles):
-    together, results = threading.Barrier(16), []
-
-    def work():
-        together.wait()
-        results.append(_compile.compile_source(TWO, "sm_80", "two.cu"))
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(results) == 16
+    results = apart.at_once(lambda: _compile.compile_source(TWO, "sm_80", "two.cu"))
     assert all(result is results[0] for result in results)
     assert len(compiles) == 1
 
@@ -226,7 +205,7 @@ def test_c99_nowhere_to_write(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     program = PROCESS + 'first = _compile.compile_source(SCALE, "sm_80", "scale.cu")\n'
     program += 'assert _compile.compile_source(SCALE, "sm_80", "scale.cu") is first\n'
-    done = run(program, HOME="/proc/self/nowhere")
+    done = apart.python(program, HOME="/proc/self/nowhere")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("RuntimeWarning: compiled kernels are kept in memory only") == 1
 
@@ -250,5 +229,5 @@ if pid == 0:
     os._exit(7)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
-    done = run(program)
+    done = apart.python(program)
     assert (done.stdout, done.stderr) == ("7\n", "")

@@ -7,48 +7,29 @@ import numpy as np
 import pytest
 
 from cupy_gmm import counts, moe
-from cupy_gmm._cli import main
 from cupy_gmm.errors import UnsupportedError
 
 pytest.importorskip("typer", reason="the extra cli is not installed")
 pytest.importorskip("rich", reason="the extra cli is not installed")
 from cupy_gmm._cli import figures, text
-
-SMALL = "--cpu --tokens 300 --hidden 24 --inner 40 --experts 7 --top-k 2".split()
-
-
-@pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
-    """Call a command in an empty folder: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        code = main([str(word) for word in words])
-        return code, *capsys.readouterr()
-
-    return call
+from tests.commands import SMALL, document
 
 
-def document(result, code=0):
-    assert result[0] == code, result
-    return json.loads(result[1])
-
-
-def test_without_matplotlib_the_demo_says_so_and_goes_on(run, monkeypatch):
+def test_without_matplotlib_the_demo_says_so_and_goes_on(cli, monkeypatch):
     def missing(*_):
         raise UnsupportedError("A picture needs matplotlib: pip install 'cupy-gmm[cli]'")
 
     monkeypatch.setattr(figures, "demo", missing)
-    found = document(run("demo", *SMALL, "--json"))
+    found = document(cli("demo", *SMALL, "--json"))
     assert (found["picture"], found["no_picture"]) == (
         None,
         "A picture needs matplotlib: pip install 'cupy-gmm[cli]'",
     )
-    assert run("demo", *SMALL, "--plot", "demo.svg")[0] == 1
+    assert cli("demo", *SMALL, "--plot", "demo.svg")[0] == 1
 
 
-def test_demo_checks_everything_and_draws(run, tmp_path):
-    code, out, _ = run("demo", *SMALL)
+def test_demo_checks_everything_and_draws(cli, tmp_path):
+    code, out, _ = cli("demo", *SMALL)
     assert code == 0
     assert "All checks passed." in out
     assert "dw of 1 empty expert" in out
@@ -56,8 +37,8 @@ def test_demo_checks_everything_and_draws(run, tmp_path):
     assert Path("demo.svg").stat().st_size > 10_000
 
 
-def test_demo_json(run):
-    found = document(run("demo", *SMALL, "--json", "--seed", 3))
+def test_demo_json(cli):
+    found = document(cli("demo", *SMALL, "--json", "--seed", 3))
     assert found["ok"] is True
     assert [check["quantity"] for check in found["checks"]] == [
         "y", "dx", "dw_gate_up", "dw_down", "dexpert_weight", "dw of 1 empty expert",
@@ -69,29 +50,29 @@ def test_demo_json(run):
 
 
 @pytest.mark.gpu
-def test_demo_on_the_gpu(run):
+def test_demo_on_the_gpu(cli):
     words = "--tokens 500 --hidden 64 --inner 72 --experts 9 --top-k 3 --json".split()
-    found = document(run("demo", *words))
+    found = document(cli("demo", *words))
     assert found["on_gpu"] is True
     assert found["timings"]["clock"] == "CUDA events, median"
     assert found["ok"] is True
 
 
-def test_demo_routes_the_users_text(run):
+def test_demo_routes_the_users_text(cli):
     Path("a.txt").write_text("a" * 40)
-    found = document(run("demo", *SMALL[:1], *SMALL[3:], "--text", "a.txt", "--json"))
+    found = document(cli("demo", *SMALL[:1], *SMALL[3:], "--text", "a.txt", "--json"))
     assert found["sizes"]["tokens"] == 40
     # One letter, one context: all tokens agree, but for the one that is moved to give an expert a single row.
     assert sorted(found["counts"])[-2:] == [39, 40]
 
 
-def test_demo_replays_counts(run):
+def test_demo_replays_counts(cli):
     name = "recorded.json"
     Path(name).write_text(json.dumps({"name": "layer", "counts": [0, 700, 1, 299, 1000]}))
-    found = document(run("demo", *SMALL[:7], "--top-k", 2, "--counts", name, "--json"))
+    found = document(cli("demo", *SMALL[:7], "--top-k", 2, "--counts", name, "--json"))
     assert found["counts"] == list(counts.scale([0, 700, 1, 299, 1000], 600))
     assert (found["sizes"]["experts"], found["replayed"]) == (5, "recorded.json")
-    code, _, err = run("demo", "--counts", name, "--experts", 4)
+    code, _, err = cli("demo", "--counts", name, "--experts", 4)
     assert (code, err) == (2, "`--experts` is 4: expected 5 as in recorded.json\n")
 
 
@@ -137,13 +118,13 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_demo_catches(run, monkeypatch, name):
+def test_demo_catches(cli, monkeypatch, name):
     function, quantity, fault = FAULTS[name]
     right = getattr(moe, function)
     monkeypatch.setattr(moe, function, lambda *args, **kwargs: fault(*right(*args, **kwargs)))
-    found = document(run("demo", *SMALL, "--json"), code=1)
+    found = document(cli("demo", *SMALL, "--json"), code=1)
     assert quantity in [check["quantity"] for check in found["checks"] if not check["ok"]]
-    assert "A check failed." in run("demo", *SMALL)[1]
+    assert "A check failed." in cli("demo", *SMALL)[1]
 
 
 def test_the_standard_text_is_long_and_always_the_same():

@@ -1,9 +1,7 @@
 """Devices: facts, what is said without any, the guard, forks (C103), a CuPy that cannot load (C99)."""
 
 import os
-import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -11,9 +9,8 @@ import pytest
 
 from cupy_gmm import _device
 from cupy_gmm.errors import ArgumentError, CompileError, UnsupportedError
+from tests import apart
 from tests.kernels_for_tests import FakeDriver
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
@@ -34,16 +31,7 @@ def start(monkeypatch):
 
 def run(program: str) -> str:
     """What a fresh interpreter prints: forks and handlers of forks leave no trace in this process."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return apart.python(program).stdout
 
 
 def test_facts_are_asked_for_once(start):
@@ -67,12 +55,7 @@ def test_driver_version(start, version, expected):
 def test_driver_is_started_once_by_many_threads(start):
     fake = start(FakeDriver())
     fake.do_cuInit = lambda _: time.sleep(0.05)  # long enough for all to arrive
-    together = threading.Barrier(16)
-    threads = [threading.Thread(target=lambda: (together.wait(), _device.driver()), daemon=True) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    apart.at_once(_device.driver)
     assert len(fake.named("cuInit")) == 1
 
 

@@ -4,16 +4,13 @@ import ast
 import dataclasses
 import importlib.util
 import inspect
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import cupy_gmm
-from tests import conftest
+from tests import apart, conftest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "cupy_gmm"
@@ -104,12 +101,8 @@ def blocks() -> list[tuple[str, str]]:
 def test_readme_example_runs(framework, code):
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")
-    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    if conftest.no_device():
-        environment["JAX_PLATFORMS"] = "cpu"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    place = {"JAX_PLATFORMS": "cpu"} if conftest.no_device() else {}
+    apart.python(code, XLA_PYTHON_CLIENT_PREALLOCATE="false", **place)
 
 
 def test_readme_shows_four_families():

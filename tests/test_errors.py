@@ -109,8 +109,15 @@ OPERANDS = [
         r"`w`.*float64.*bfloat16",
     ),
     mm("x-rank-1", lambda g: {"x": g.array(ROWS)}, ArgumentError, r"`x` has shape \(12,\).*\(rows, k\)"),
-    mm("x-rank-3", lambda g: {"x": g.array(2, ROWS, K)}, ArgumentError, r"`x` has shape \(2, 12, 8\)"),
-    mm("w-rank-2", lambda g: {"w": g.array(K, N)}, ArgumentError, r"`w` has shape \(8, 6\).*\(groups, k, n\)"),
+    mm(
+        "x-rank-3", lambda g: {"x": g.array(2, ROWS, K)}, ArgumentError, r"`x` has shape \(2, 12, 8\).*reshape\(-1, 8\)"
+    ),
+    mm(
+        "w-rank-2",
+        lambda g: {"w": g.array(K, N)},
+        ArgumentError,
+        r"`w` has shape \(8, 6\).*\(groups, k, n\).*`w\[None\]",
+    ),
     mm(
         "w-k",
         lambda g: {"w": g.array(3, 7, N)},
@@ -198,7 +205,7 @@ OUTPUTS = [
         "out-shape",
         lambda g: {"out": g.array(3, N, K)},
         ArgumentError,
-        r"`out` has shape \(3, 6, 8\).*\(3, 8, 6\)",
+        r"`out` has shape \(3, 6, 8\).*\(3, 8, 6\).*`out\.mT`",
     ),
     wgrad("out-groups", lambda g: {"out": g.array(4, K, N)}, ArgumentError, r"\b3\b.*\b4\b|\b4\b.*\b3\b"),
     wgrad("accumulate", lambda g: {"accumulate": True}, ArgumentError, r"`accumulate`.*`out"),
@@ -230,7 +237,8 @@ OPTIONS = [
     wgrad("num_groups-negative", lambda g: {"num_groups": -1}, ArgumentError, r"`num_groups` is -1"),
     wgrad("num_groups-float", lambda g: {"num_groups": 2.0}, ArgumentError, r"`num_groups`.*2\.0.*int"),
     wgrad("num_groups-too-many", lambda g: {"num_groups": 4}, ArgumentError, r"\b3\b.*\b4\b|\b4\b.*\b3\b"),
-    wgrad("group_offset-past", lambda g: {"group_offset": 4}, ArgumentError, r"`group_offset`"),
+    wgrad("group_offset-past", lambda g: {"group_offset": 4}, ArgumentError, r"`group_offset` is 4.*`offs`.*\b3\b"),
+    wgrad("num_groups-array", lambda g: {"num_groups": g.ints([2])}, ArgumentError, r"`num_groups` is a ndarray.*int"),
     wgrad(
         "num_groups-and-out",
         lambda g: {"num_groups": 2, "out": g.array(3, K, N)},
@@ -269,6 +277,11 @@ SCHEDULES = [
         ArgumentError,
         r"`rows` is 4\.0.*int",
     ),
+    other("make-rows-array", lambda g: cupy_gmm.make_schedule(g.offs, g.x), ArgumentError, r"`rows` is a ndarray"),
+    other("make-none", lambda g: cupy_gmm.make_schedule(None, 4), ArgumentError, r"`offs` is None"),
+    other("make-twice", lambda g: cupy_gmm.make_schedule(g.schedule, ROWS), ArgumentError, r"`offs` is a Schedule"),
+    other("status-device", lambda g: cupy_gmm.async_status("cuda:0"), ArgumentError, r"`device` is 'cuda:0'.*int"),
+    other("sizes-none", lambda g: cupy_gmm.offs_from_sizes(None), ArgumentError, r"`group_sizes` is None"),
     other(
         "make-rows-large",
         lambda g: cupy_gmm.make_schedule(g.offs, 2**31),

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import apart
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "cupy_gmm"
 KERNELS = ROOT / "kernels"
@@ -152,16 +154,7 @@ with open("/proc/self/maps") as maps:
 """
     environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONPATH") if name in os.environ}
     environment |= {"HOME": str(tmp_path / "absent"), "PYTHONUSERBASE": site.getuserbase()}
-    environment |= {"PATH": "", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program, " ".join(sorted(FRAMEWORKS))],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    apart.python(program, " ".join(sorted(FRAMEWORKS)), environment=environment, PATH="")
     assert not (tmp_path / "absent").exists()
 
 

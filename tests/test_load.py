@@ -7,6 +7,7 @@ import pytest
 
 from cupy_gmm import _compile, _device
 from cupy_gmm.errors import ArgumentError, CompileError
+from tests import apart
 from tests.kernels_for_tests import SCALE, FakeDriver
 
 USED = {"small": _compile.Resources(20, 0, 0, 1024), "other": _compile.Resources(20, 0, 0, 0)}
@@ -50,18 +51,7 @@ def test_loaded_once_a_device_and_the_context_comes_back(start):
 
 def test_c104_sixteen_threads_load_once(start):
     fake = start()
-    together, found = threading.Barrier(16), []
-
-    def work():
-        together.wait()
-        found.append(_compile.load(cubin(), 0).function("small", 100_000))
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len(found) == 16
+    apart.at_once(lambda: _compile.load(cubin(), 0).function("small", 100_000))
     assert len(fake.named("cuModuleLoadData")) == len(fake.named("cuModuleGetFunction")) == 1
 
 

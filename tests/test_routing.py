@@ -143,7 +143,7 @@ def test_wrong_arguments_are_sentences(backend: Backend) -> None:
     )
     raises(
         dtype,
-        "`expert_idx` has dtype float32: expected int32 or int64; cast it with `.astype(int32)`.",
+        "`expert_idx` has dtype float32: expected int32 or int64; cast it, for example `expert_idx.astype",
         backend.place(np.zeros((4, 2), np.float32)).array, 3,
     )  # fmt: skip
     for wrong in (True, 2.0, None, "3"):

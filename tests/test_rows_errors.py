@@ -75,7 +75,7 @@ def test_routing(name: str, given: Given) -> None:
     )  # fmt: skip
     wrong = given.with_routing(order=given.ints(12, "int64"))
     given.raises(
-        DtypeError, name, "`routing.order` has dtype int64: expected int32; cast it with `.astype(int32)`.",
+        DtypeError, name, '`routing.order` has dtype int64: expected int32; cast it, for example `routing.order.astype',
         routing=wrong,
     )  # fmt: skip
     wrong = given.with_routing(inverse=given.ints(11))
@@ -90,8 +90,15 @@ def test_routing(name: str, given: Given) -> None:
         ArgumentError, name, "`routing.order` has strides (2,) for shape (12,): expected contiguous elements",
         routing=wrong,
     )  # fmt: skip
-    wrong = given.with_routing(order=[1, 2])
-    given.raises(ArgumentError, name, "`routing.order` is a list", routing=wrong)
+    for order, text in (([1, 2], "`routing.order` is a list"), (None, "`routing.order` is None: expected an array.")):
+        given.raises(ArgumentError, name, text, routing=given.with_routing(order=order))
+
+
+@pytest.mark.parametrize(
+    "name, argument", [("permute", "x"), ("permute_backward", "dy"), ("combine", "weights"), ("combine_backward", "y")]
+)
+def test_an_array_that_is_none(name: str, argument: str, given: Given) -> None:
+    given.raises(ArgumentError, name, f"`{argument}` is None: expected an array.", **{argument: None})
 
 
 def test_number_of_tokens(given: Given) -> None:
@@ -184,7 +191,7 @@ def test_out(name: str, given: Given) -> None:
         out=given.array(rows, H, dtype="float32"),
     )  # fmt: skip
     given.raises(
-        ArgumentError, name, "elements overlap; pass an array of its own",
+        ArgumentError, name, "elements overlap in memory; pass an array of its own",
         out=given.array(rows, H, layout=layouts.broadcast),
     )  # fmt: skip
     both = given.array(12, H)

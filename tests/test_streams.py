@@ -231,14 +231,15 @@ def test_scratch_from_an_allocator_that_does_not_align(machine):
 
 
 def test_guard(machine):
-    site, _ = locate(("x", machine.cupy.ndarray((3,), BF16)))
+    x = machine.cupy.ndarray((3,), BF16)
+    site, _ = locate(("x", x))
     machine.log.clear()
     for _ in range(3):
         with site.guard():
             assert machine.current == 0
     assert machine.log == [("setDevice", 0)], "once a thread, which may have no context yet"
     machine.current = 1
-    site, _ = locate(("x", machine.cupy.ndarray((3,), BF16)))  # of the next call
+    site, _ = locate(("x", x))  # of the next call
     try:
         with site.guard():
             assert machine.current == 0

@@ -126,9 +126,10 @@ def _classify(name: str, array: Any) -> Any:
             family = candidate
             break
     if family.leased and not hasattr(array, "__dlpack__"):
+        hint = "; make one with `asarray` of your library" if isinstance(array, list | tuple | float | int) else ""
         raise ArgumentError(
             f"`{name}` is a {type(array).__name__}: expected an array of CuPy, PyTorch, JAX or NumPy, or "
-            "another with `__dlpack__`."
+            f"another with `__dlpack__`{hint}."
         )
     _seen[type(array)] = family
     return family
