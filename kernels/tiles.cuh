@@ -19,7 +19,6 @@ struct RowTile {
     i32 cols;
 
     __device__ __forceinline__ bool ended() const { return rows < 0; }
-    __device__ __forceinline__ bool skipped() const { return cols == 0; }
     // Whether there is something to multiply; rows without a group are zeros.
     __device__ __forceinline__ bool has_product(i32 groups) const { return rows > 0 && group >= 0 && group < groups; }
 };
@@ -51,7 +50,7 @@ struct RowTiles {
     // Whatever the table holds, the tile lies inside the matrices. A part past its block's end has no rows.
     __device__ RowTile at(i32 ticket) const {
         const i32 row_tiles = num_blocks * parts;
-        if (ticket >= row_tiles * col_tiles) return {-1, 0, 0, -1, 1};
+        if (ticket >= row_tiles * col_tiles) return {-1, 0, 0, -1, 0};
         const i32 which = ticket / (row_tiles * panel);
         const i32 rest = ticket - which * row_tiles * panel;
         const i32 width = col_tiles - which * panel < panel ? col_tiles - which * panel : panel;
@@ -82,7 +81,6 @@ struct GroupTile {
     i32 tile;        // index into the group's tiles of (k, n)
 
     __device__ __forceinline__ bool ended() const { return group < 0; }
-    __device__ __forceinline__ bool skipped() const { return false; }
 };
 
 // Where a tile of tile_m x tile_n lies in the group's (k, n) matrix.

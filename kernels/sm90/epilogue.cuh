@@ -17,6 +17,7 @@ namespace cupy_gmm {
 
 template <HopperConfig kCfg>
 struct HopperEpilogue {
+    static constexpr int kChunks = kCfg.n / kStagedLines;
     static constexpr int kPlainTokens = 32;     // tokens staged as float32 at a time
     static constexpr int kPlainPitch = 64 + 4;  // floats: the four rows that a quad writes fall into different banks
     static_assert(kPlainTokens * kPlainPitch * 4 <= 2 * kStagedBytes, "float32 staging takes both buffers");
@@ -25,31 +26,29 @@ struct HopperEpilogue {
     char* staged;  // two buffers of kStagedBytes
     int warpgroup;
     const RowTile& tile;
-    int column;  // of c, the first of these 64
 
-    // Of at most kTokens tokens.
-    template <int kTokens>
-    __device__ __forceinline__ void run(const float* acc) const {
+    __device__ __forceinline__ void run(const float (&acc)[kCfg.n / 2]) const {
         if ((p.flags & kVectorStore) != 0 && p.c_type == kOutBf16) {
-            run_matrices<bf16, kTokens>(acc);
+            run_matrices<bf16>(acc);
         } else if ((p.flags & kVectorStore) != 0 && p.c_type == kOutFp16) {
-            run_matrices<fp16, kTokens>(acc);
+            run_matrices<fp16>(acc);
         } else {
-            run_plain<kTokens>(acc);
+            run_plain(acc);
         }
     }
 
    private:
+    __device__ __forceinline__ int first_column() const { return tile.col + warpgroup * 64; }
     __device__ __forceinline__ void meet() const { named_barrier_sync(1 + warpgroup, 128); }
 
-    template <class Out, int kTokens>
-    __device__ __forceinline__ void run_matrices(const float* acc) const {
+    template <class Out>
+    __device__ __forceinline__ void run_matrices(const float (&acc)[kCfg.n / 2]) const {
         const int lane = lane_id();
         const int thread = static_cast<int>(threadIdx.x) % 128;
         const int matrix = lane / 8;
-        Out* const out = static_cast<Out*>(p.c) + tile.first_row * p.c_row + column;
+        Out* const out = static_cast<Out*>(p.c) + tile.first_row * p.c_row + first_column();
 #pragma unroll
-        for (int c = 0; c < kTokens / kStagedLines; ++c) {
+        for (int c = 0; c < kChunks; ++c) {
             if (c * kStagedLines >= tile.rows) break;
             char* buffer = staged + c % 2 * kStagedBytes;
             // Matrices: columns 0-7 and 8-15 of this warp's 16, of tokens 0-7, then of tokens 8-15.
@@ -68,7 +67,7 @@ struct HopperEpilogue {
                 const int token = i * 16 + thread / 8;
                 const int chunk = thread % 8;
                 const int row = c * kStagedLines + token;
-                const int columns = p.n - column - chunk * 8;
+                const int columns = p.n - first_column() - chunk * 8;
                 if (row < tile.rows && columns > 0) {
                     const Vec16 packed = *reinterpret_cast<const Vec16*>(buffer + swizzled(token, chunk));
                     store_packed(out + row * p.c_row + chunk * 8, packed, columns);
@@ -78,13 +77,12 @@ struct HopperEpilogue {
         meet();  // the buffers may be filled for the next tile
     }
 
-    template <int kTokens>
-    __device__ __forceinline__ void run_plain(const float* acc) const {
+    __device__ __forceinline__ void run_plain(const float (&acc)[kCfg.n / 2]) const {
         const int lane = lane_id();
         const int thread = static_cast<int>(threadIdx.x) % 128;
         float* floats = reinterpret_cast<float*>(staged);
 #pragma unroll
-        for (int c = 0; c < kTokens / kPlainTokens; ++c) {
+        for (int c = 0; c < kCfg.n / kPlainTokens; ++c) {
             if (c * kPlainTokens >= tile.rows) break;
             const int column = thread / 32 * 16 + lane / 4;
 #pragma unroll
@@ -101,7 +99,7 @@ struct HopperEpilogue {
                 const int row = c * kPlainTokens + i / 8;
                 const Float4* from = reinterpret_cast<const Float4*>(floats + i / 8 * kPlainPitch + i % 8 * 8);
                 if (row < tile.rows) {
-                    with_target(p, 0, tile.first_row, column, [&](const auto& target) {
+                    with_target(p, 0, tile.first_row, first_column(), [&](const auto& target) {
                         if (i % 8 * 8 < target.cols) store_chunk(target, row, i % 8 * 8, {from[0], from[1]});
                     });
                 }

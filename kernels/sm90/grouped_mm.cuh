@@ -29,28 +29,6 @@ static_assert(sizeof(HopperParams) == 4 * 128 + 192, "mirrored by cupy_gmm/_tens
 
 __device__ __forceinline__ int rounded_tokens(int rows) { return (rows + 15) / 16 * 16; }
 
-// perf: a row block of at most half the tokens takes twice the columns: its x is read half as often, and the tensor
-// cores get as much work a stage (bench/notes/0003-hopper-forward.md).
-template <HopperConfig kCfg>
-__device__ __forceinline__ bool is_wide(const RowTile& tile) {
-    return tile.cols > kCfg.m;
-}
-
-// Tickets count tiles of kCfg.m columns; a wide tile has the ticket of its first half, and that of the second is
-// skipped.
-template <HopperConfig kCfg>
-struct HopperTiles {
-    RowTiles tiles;
-
-    __device__ RowTile at(i32 ticket) const {
-        RowTile tile = tiles.at(ticket);
-        if (tile.ended() || tile.rows > kCfg.n / 2) return tile;
-        const i32 columns = tiles.n - tile.col;
-        tile.cols = tile.col / kCfg.m % 2 != 0 ? 0 : columns < 2 * kCfg.m ? columns : 2 * kCfg.m;
-        return tile;
-    }
-};
-
 __device__ __forceinline__ int forward_steps(const Params& p, const RowTile& tile) {
     return tile.has_product(p.groups) ? (p.k + kTileK - 1) / kTileK : 0;
 }
@@ -60,16 +38,13 @@ __device__ void load_weights(const HopperParams& h, const Barriers<kCfg, RowTile
     const auto steps = [&](const RowTile& tile) { return forward_steps(h.p, tile); };
     produce<true>(barriers, steps, [&](const RowTile& tile, int step, int slot) {
         const u32 target = shared_address(barriers.storage.stage[slot]);
-        const u32 barrier = barriers.loaded(slot);
-        const int columns = is_wide<kCfg>(tile) ? 2 * kCfg.m : kCfg.m;
-        mbarrier_arrive_expect(barrier, columns * kLineBytes);
+        mbarrier_arrive_expect(barriers.loaded(slot), kCfg.m_bytes());
         if constexpr (kWLayout == Layout::kKMajor) {
-            for (int done = 0; done < columns; done += kCfg.m) {
-                tma_load_3d(target + done * kLineBytes, &h.w, barrier, step * kTileK, tile.col + done, tile.group);
-            }
+            tma_load_3d(target, &h.w, barriers.loaded(slot), step * kTileK, tile.col, tile.group);
         } else {
-            for (int done = 0; done < columns; done += 64) {
-                tma_load_3d(target + done * kLineBytes, &h.w, barrier, tile.col + done, step * kTileK, tile.group);
+            for (int block = 0; block < kCfg.m / 64; ++block) {
+                tma_load_3d(target + block * 64 * kLineBytes, &h.w, barriers.loaded(slot), tile.col + block * 64,
+                            step * kTileK, tile.group);
             }
         }
     });
@@ -81,8 +56,7 @@ __device__ void load_tokens(const HopperParams& h, const Barriers<kCfg, RowTile>
     produce<false>(barriers, steps, [&](const RowTile& tile, int step, int slot) {
         const int tokens = rounded_tokens(tile.rows);
         const int k = step * kTileK;
-        const int behind = is_wide<kCfg>(tile) ? 2 * kCfg.m_bytes() : kCfg.m_bytes();
-        const u32 target = shared_address(barriers.storage.stage[slot]) + behind;
+        const u32 target = shared_address(barriers.storage.stage[slot]) + kCfg.m_bytes();
         const u32 barrier = barriers.loaded(slot);
         mbarrier_arrive_expect(barrier, tokens * kLineBytes);
         if (tokens == 256) {
@@ -111,26 +85,15 @@ __device__ __forceinline__ void consume(const Params& p, const Barriers<kCfg, Ro
         for (int i = 0; i < kCfg.n / 2; ++i) acc[i] = 0.0f;
         const HopperMainloop<T, kWLayout == Layout::kMnMajor, false, kCfg, RowTile> mainloop{barriers, warpgroup,
                                                                                              forward_steps(p, tile)};
-        char* const staged = barriers.storage.staged[warpgroup][0];
-        if (is_wide<kCfg>(tile)) {
-            mainloop.run_wide(acc, rounded_tokens(tile.rows), ring);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const HopperEpilogue<kCfg> epilogue{p, staged, warpgroup, tile, tile.col + (2 * warpgroup + half) * 64};
-                epilogue.template run<kCfg.n / 2>(acc + half * (kCfg.n / 4));
-            }
-        } else {
-            mainloop.run(acc, rounded_tokens(tile.rows), ring);
-            const HopperEpilogue<kCfg> epilogue{p, staged, warpgroup, tile, tile.col + warpgroup * 64};
-            epilogue.template run<kCfg.n>(acc);
-        }
+        mainloop.run(acc, rounded_tokens(tile.rows), ring);
+        const HopperEpilogue<kCfg> epilogue{p, barriers.storage.staged[warpgroup][0], warpgroup, tile};
+        epilogue.run(acc);
     }
 }
 
 template <HopperConfig kCfg, class T, Layout kWLayout>
 __device__ __forceinline__ void grouped_mm_sm90(const HopperParams& h) {
     static_assert(kCfg.legal(), "this HopperConfig cannot be built: see HopperConfig::legal");
-    static_assert(2 * kCfg.m_bytes() + kCfg.n_bytes() / 2 <= kCfg.stage_bytes(), "a wide tile fits the same stage");
     static_assert(sizeof(HopperStorage<kCfg, RowTile>) <= kCfg.shared_bytes(), "shared memory");
     alignas(1024) extern __shared__ char shared[];
     const Barriers<kCfg, RowTile> barriers{*reinterpret_cast<HopperStorage<kCfg, RowTile>*>(shared)};
@@ -142,7 +105,7 @@ __device__ __forceinline__ void grouped_mm_sm90(const HopperParams& h) {
         const int warp = static_cast<int>(threadIdx.x) / 32;
         if (warp == 0 && lane_id() == 0) load_weights<kWLayout>(h, barriers);
         if (warp == 1 && lane_id() == 0) load_tokens(h, barriers);
-        if (warp == 2) announce_tiles(h.p, barriers, HopperTiles<kCfg>{RowTiles(h.p, kCfg.n, kCfg.m)});
+        if (warp == 2) announce_tiles(h.p, barriers, RowTiles(h.p, kCfg.n, kCfg.m));
         if (warp == 3) report_status(h.p, 96);
     } else {
         setmaxnreg_inc<kConsumerRegisters>();

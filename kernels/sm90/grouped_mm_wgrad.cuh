@@ -63,7 +63,7 @@ __device__ __forceinline__ void consume_rows(const Params& p, const Barriers<kCf
 #pragma unroll
         for (int i = 0; i < kCfg.n / 2; ++i) acc[i] = 0.0f;
         const HopperMainloop<T, true, true, kCfg, GroupTile> mainloop{barriers, warpgroup, wgrad_steps(tile)};
-        mainloop.template loop<kCfg.n, 1>(acc, ring);
+        mainloop.template loop<kCfg.n>(acc, ring);
         if (tile.end_row > tile.first_row || (p.flags & kAccumulate) == 0) {
             const WgradEpilogue<kCfg> epilogue{p, barriers.storage.staged[warpgroup][0], warpgroup, tile};
             epilogue.run(acc);

@@ -31,39 +31,21 @@ struct HopperMainloop {
                 return;
             }
         }
-        loop<kN, 1>(acc, ring);
+        loop<kN>(acc, ring);
     }
 
-    // The same for a wide tile: kCfg.m more on the m side and at most half of kCfg.n on the other, in the same stages.
-    template <int kN = 16>
-    __device__ __forceinline__ void run_wide(float* acc, int n, RingPosition<kCfg.stages>& ring) const {
-        if constexpr (kN < kCfg.n / 2) {
-            if (n > kN) {
-                run_wide<kN + 16>(acc, n, ring);
-                return;
-            }
-        }
-        loop<kN, 2>(acc, ring);
-    }
-
-    // kBlocks: 64-row blocks of the m side for each warpgroup; block b accumulates from acc[b * kCfg.n / 4] on.
-    template <int kN, int kBlocks>
+    template <int kN>
     __device__ __forceinline__ void loop(float* acc, RingPosition<kCfg.stages>& ring) const {
         u32 last = 0;
         for (int step = 0; step < steps; ++step) {
             wait_for(barriers.loaded(ring.slot), ring.phase);
             const u32 stage = shared_address(barriers.storage.stage[ring.slot]);
-            const u64 m = wgmma_descriptor(stage + warpgroup * kBlocks * kBlockBytes, 0, 8 * kLineBytes);
-            const u64 n =
-                wgmma_descriptor(stage + kBlocks * kCfg.m_bytes(), kNTransposed ? kBlockBytes : 0, 8 * kLineBytes);
+            const u64 m = wgmma_descriptor(stage + warpgroup * kBlockBytes, 0, 8 * kLineBytes);
+            const u64 n = wgmma_descriptor(stage + kCfg.m_bytes(), kNTransposed ? kBlockBytes : 0, 8 * kLineBytes);
             wgmma_fence();
 #pragma unroll
             for (int k16 = 0; k16 < kTileK / 16; ++k16) {
-#pragma unroll
-                for (int block = 0; block < kBlocks; ++block) {
-                    Wgmma<T, kN, kMTransposed, kNTransposed>::run(
-                        acc + block * (kCfg.n / 4), m + block * (kBlockBytes / 16) + k16 * kMStep, n + k16 * kNStep);
-                }
+                Wgmma<T, kN, kMTransposed, kNTransposed>::run(acc, m + k16 * kMStep, n + k16 * kNStep);
             }
             wgmma_commit();
             wgmma_wait<1>();

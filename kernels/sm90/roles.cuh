@@ -43,20 +43,17 @@ struct Barriers {
 // One whole warp takes tickets and announces tiles. tiles.at(ticket) -> Tile, called by all lanes.
 template <HopperConfig kCfg, class Tile, class Tiles>
 __device__ void announce_tiles(const Params& p, const Barriers<kCfg, Tile>& barriers, const Tiles& tiles) {
-    const auto claim = [&] {
-        i32 ticket = 0;
-        if (lane_id() == 0) ticket = atomic_add(p.tickets, 1) + static_cast<i32>(gridDim.x);
-        return warp_shfl(ticket, 0);
-    };
     i32 ticket = static_cast<i32>(blockIdx.x);
     RingPosition<kTileSlots> at;
     for (u32 turn = 0;; ++turn) {
         if (turn > 0) {
-            if (lane_id() == 0) wait_for(barriers.claim(), (turn - 1) & 1);
-            ticket = claim();
+            if (lane_id() == 0) {
+                wait_for(barriers.claim(), (turn - 1) & 1);
+                ticket = atomic_add(p.tickets, 1) + static_cast<i32>(gridDim.x);
+            }
+            ticket = warp_shfl(ticket, 0);
         }
-        Tile tile = tiles.at(ticket);
-        while (tile.skipped()) tile = tiles.at(claim());
+        const Tile tile = tiles.at(ticket);
         if (lane_id() == 0) {
             wait_for(barriers.forgotten(at.slot), at.phase ^ 1);
             barriers.storage.tile[at.slot] = tile;
