@@ -5,10 +5,13 @@
 #   BOOTSTRAP=    interpreter that makes .venv (default python3)
 #   EXTRAS=       further extras for .venv, comma-separated; EXTRAS=ci adds the pinned jax and torch that CI tests with
 #   PYTEST_ARGS=  further arguments of pytest, e.g. PYTEST_ARGS="-n 4 -k routing"
+#   GPU_ARGS=     of tests.gpu_run, and BENCH_ARGS= of bench.products: --help of either lists them
 
 BOOTSTRAP ?= python3
 EXTRAS ?=
 PYTEST_ARGS ?=
+GPU_ARGS ?=
+BENCH_ARGS ?=
 comma := ,
 more = $(if $(EXTRAS),$(comma)$(EXTRAS))
 
@@ -29,7 +32,7 @@ CUDA_FILES = $(shell find kernels -name '*.cuh' -o -name '*.cu' | sort)
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /    make \1\t/p' Makefile | expand -t 20
 
-demo:  ## a grouped product against a loop of products, with the numbers of this machine
+demo:  ## one expert layer, forward and backward, checked number by number
 	$(call ready,demo,cli)
 	$(PY) -m cupy_gmm demo
 
@@ -56,10 +59,10 @@ format:  ## rewrite all files in the house's format
 
 check: lint test  ## what a change must pass: lint, then test
 
-bench:  ## times of the problems of bench/shapes.py on this GPU, against their limits and PyTorch
+bench:  ## times of bench/shapes.py on this GPU, against limits and PyTorch; writes bench/results/bench.json
 	$(call ready,bench,bench)
 	@$(PY) tools/setup_env.py check bench
-	$(PY) -m bench.products
+	$(PY) -m bench.products --out bench/results/bench.json $(BENCH_ARGS)
 
 clean:  ## remove caches and builds; .venv stays
 	rm -rf .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,8 +1,7 @@
 """How every table of this folder is timed: all contenders in turn, on a hot card, with a cold L2, by device events.
 
 One round runs each contender once. Before each run a buffer larger than the L2 is overwritten, which also gives the
-host
-time to enqueue the run, so that launch gaps do not count. Medians over the rounds are compared by ratio.
+host time to enqueue the run, so that launch gaps do not count. Medians over the rounds are compared by ratio.
 """
 
 import statistics

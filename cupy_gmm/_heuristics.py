@@ -7,8 +7,7 @@ from ._config import CONFIGS, HOPPER, Config, configs_of
 from .errors import ArgumentError
 
 # (mean rows a group up to, block height, granule) of the portable path. Blocks of one group differ by at most one
-# granule,
-# and a tile's work is skipped 16 rows a warp at a time, two warps along the rows.
+# granule, and a tile's work is skipped 16 rows a warp at a time, two warps along the rows.
 # perf: bench/notes/0001-portable-forward.md
 HEIGHTS = ((24, 16, 16), (96, 64, 32))
 TALLEST = (128, 32)

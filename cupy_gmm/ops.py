@@ -33,8 +33,9 @@ def grouped_mm(
             fast).
         w: (G_local, K, N), dtype of `x`; any strides: `w.mT` of a contiguous (G, N, K) array is as fast.
         offs: (G,) int32 or int64 **end** offsets on the device of `x`, `offs[-1] <= rows`, or a `Schedule`. For counts
-            [3, 0, 5] pass [3, 3, 8] (`offs_from_sizes`). The content is not checked unless `check` says so: the running
-            maximum clamped to [0, rows] counts, whatever the integers are.
+            [3, 0, 5] pass [3, 3, 8] (`offs_from_sizes`), without a leading 0, which would be one more group. The
+            content is not checked unless `check` says so: the running maximum clamped to [0, rows] counts, whatever
+            the integers are.
         out: (rows, N) array to write, any strides without overlap, not read-only, not an input.
         out_dtype: bfloat16, float16 or float32; default the dtype of `out`, else of `x`.
         group_offset: Index in `offs` of `w[0]`: an int, or an int32 device array of one element. Rows of groups without
@@ -53,8 +54,7 @@ def grouped_mm(
 
     Numerics:
         float32 accumulation in steps of 16 along K from 0, one rounding to nearest even. The same bits on every run;
-        a row's
-        bits depend neither on its group's size nor on the tuning point.
+        a row's bits depend neither on its group's size nor on the tuning point.
 
     Cost:
         Two launches (schedule or a memset, product), never waits; the first call of a kind compiles (cached on disk).
@@ -171,7 +171,8 @@ def offs_from_sizes(group_sizes: Any) -> Any:
     """End offsets of group sizes: their running sum.
 
     Args:
-        group_sizes: (G,) int32 or int64 rows of each group, any framework, on the device or the CPU.
+        group_sizes: (G,) int32 or int64 rows of each group, any framework, on the device or the CPU. The
+            content is not checked: a negative size makes the offsets decrease, which `check=` of the products reports.
 
     Returns:
         (G,) int32 end offsets in the framework and on the device of `group_sizes`; sums past the int32 range saturate.

@@ -59,6 +59,8 @@ class Lane:
         xp, wp, offs = self.array(x, place), self.array(w, place), self.array(ends)
         out = self.array(np.zeros(expected.shape, expected.dtype), place)
         self.check(cupy_gmm.grouped_mm(xp, wp, offs, out=out, **options), expected, (case, options))
+        floats = cupy_gmm.grouped_mm(xp, wp, offs, out_dtype="float32", **options)  # the store path of every other type
+        self.check(floats, oracle.expected_mm(x, w, oracle.bounds_of(ends, groups.rows), "float32"), (case, options))
         stored = self.array(np.ascontiguousarray(w.swapaxes(1, 2)), place).swapaxes(1, 2)
         self.check(cupy_gmm.grouped_mm(xp, stored, offs, **options), expected, (case, options))
 
@@ -92,13 +94,9 @@ def cases() -> Iterator[Case]:
         yield Case(layouts.Groups((), given.rows), (40, 24), np.array(given.offs, np.int32))
 
 
-def configs_of(op: str) -> list[_config.Config]:
-    return [config for config in _config.CONFIGS.values() if config.op == op]
-
-
 def every_config(op: str, run: Callable[..., None]) -> None:
     """Each config where it can run: 16-byte loads want such pitches, the copy engine wants something to copy."""
-    for config in configs_of(op):
+    for config in _config.configs_of(op):
         for case in cases():
             aligned = case.kn[0] % 8 == 0 and case.kn[1] % 8 == 0
             empty = isinstance(config, _config.HopperConfig) and 0 in (case.groups.rows, *case.kn)

@@ -197,7 +197,7 @@ def test_wrong_arguments_are_sentences(backend: Backend) -> None:
     )  # fmt: skip
     raises(argument, "`out` begins where an input of `silu_mul` does", forward, x, out=x[:, :4])
     overlapping = backend.place(np.ones((4, 4), DTYPES["bfloat16"]), layouts.broadcast).array
-    raises(argument, "elements overlap; pass an array of its own.", forward, x, out=overlapping)
+    raises(argument, "elements overlap in memory; pass an array of its own.", forward, x, out=overlapping)
     raises(argument, "`gate_up` is a list", forward, [[1.0, 2.0]])
 
 

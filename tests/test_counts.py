@@ -273,4 +273,4 @@ def test_misuse_is_a_sentence(call, sentence):
 def test_problems_scale_to_other_rows():
     decode = problem("qwen3-30b-up").scaled(512)
     assert (decode.rows, sum(decode.counts), decode.groups) == (512, 512, 128)
-    assert len({each.name for each in PROBLEMS}) == len(PROBLEMS) == 9
+    assert len({each.name for each in PROBLEMS}) == len(PROBLEMS) >= 9

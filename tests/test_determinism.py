@@ -1,4 +1,4 @@
-"""Public failures, part G: the same bits, run after run and whatever else is in the call."""
+"""The same bits, run after run and whatever else is in the call."""
 
 from typing import Any
 

@@ -129,18 +129,38 @@ def test_readme_names_the_hops():
     assert all((PACKAGE / f"{hop}.py").is_file() or (PACKAGE / hop).is_dir() for hop in hops)
 
 
-def test_commands_named_in_documents_exist():
+DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("[bk]*/*.md")])
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_commands_named_in_documents_exist(name):
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for document in (README, CONTRIBUTING):
-        code = " ".join(re.findall(r"`([^`\n]+)`|^    (make .*)$", document, re.MULTILINE)[0])
-        named = set(re.findall(r"\bmake ([a-z]+)\b", code)) | set(
-            re.findall(r"^    make ([a-z]+)", document, re.MULTILINE)
-        )
-        assert named <= targets, named - targets
+    text = (ROOT / name).read_text()
+    made = set(re.findall(r"(?:`|^    )make ([a-z]+)", text, re.MULTILINE))
+    assert made <= targets, made - targets
+    called = set(re.findall(r"python -m cupy_gmm ([a-z]+)", text))
+    assert all((PACKAGE / "_cli" / f"{command}.py").is_file() for command in called), called
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_files_named_in_documents_exist(name):
-    for path in re.findall(r"`((?:kernels|cupy_gmm|tests|bench|tools)/[\w./]*)`", (ROOT / name).read_text()):
+    for path in re.findall(r"`((?:kernels|cupy_gmm|tests|bench|tools)/[\w./-]*)`", (ROOT / name).read_text()):
         installed = path == "cupy_gmm/kernels"  # only in an installed package
         assert installed or (ROOT / path).exists(), path
+
+
+def test_the_kernels_reading_order_is_complete_and_goes_down():
+    """Each file in the table of kernels/README.md once, after all files that it includes."""
+    kernels = ROOT / "kernels"
+    table = (kernels / "README.md").read_text().split("## Reading order")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    order = [name for row in rows for name in re.findall(r"`([\w./*]+\.cuh?)`", row)]
+    assert order.pop(0) == "ptx/*.cuh"
+    files = [path for path in kernels.rglob("*.cu*") if path.parent.name != "ptx"]
+    assert sorted(order) == sorted(path.relative_to(kernels).as_posix() for path in files)
+    for path in files:
+        own = path.relative_to(kernels).as_posix()
+        for name in re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE):
+            other = (path.parent / name).resolve().relative_to(kernels).as_posix()
+            if not other.startswith("ptx/"):
+                assert order.index(other) < order.index(own), f"{own} is listed before {other}, which it includes"

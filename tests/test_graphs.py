@@ -1,4 +1,4 @@
-"""Public failures, part G: capture once, replay with anything else. Each test names its entry's id.
+"""CUDA graphs: capture once, replay with anything else.
 
 Everything that a graph reads or writes is made before the capture: `out=` arrays, and a Schedule that is
 refilled inside the capture, so that the offsets of each replay are those of the moment.

@@ -1,4 +1,4 @@
-"""Public failures, part C: operands and results past 2^31 elements. Each test names its entry's id.
+"""Operands and results past 2^31 elements.
 
 Rows repeat with a prime period, so an index that wraps at a power of two lands on other values, and every
 element of a huge result can be compared on the device with a small exact one.

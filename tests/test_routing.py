@@ -1,4 +1,4 @@
-"""`route`: histogram, scan and stable order, against Python's own stable sort; public failures of part D."""
+"""`route`: histogram, scan and stable order, against Python's own stable sort."""
 
 from typing import Any
 

@@ -1,9 +1,9 @@
 """Real text for the demo: the standard library's docstrings, on every machine that has Python."""
 
+import ast
 import functools
 import importlib
 import inspect
-import warnings
 from pathlib import Path
 
 from ..errors import ArgumentError
@@ -22,25 +22,26 @@ _MODULES = (
 def standard_library() -> bytes:
     """All docstrings of the listed modules, their classes, functions and methods, as UTF-8.
 
-    Always the same for one Python version.
+    Always the same for one Python version: read from the sources, since other libraries replace functions of the
+    standard library when they are imported.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # old names of a module, touched on the way
-        pieces = [piece for name in _MODULES for piece in _documentation(name)]
-    text = "\n\n".join(pieces).encode()
+    text = "\n\n".join(piece for name in _MODULES for piece in _documentation(name)).encode()
     if not text:
-        raise ArgumentError("This Python runs without docstrings (-OO): pass your own text with `--text FILE`")
+        raise ArgumentError("This Python has no sources of its library: pass your own text with `--text FILE`")
     return text
 
 
 def _documentation(name: str) -> list[str]:
     module = importlib.import_module(name)
-    found: list[object] = [module]
-    for _, item in sorted(vars(module).items()):
-        if callable(item) and getattr(item, "__module__", None) == name:
-            members = sorted(vars(item).items()) if inspect.isclass(item) else []
-            found += [item, *(member for _, member in members if callable(member))]
-    return [piece for piece in map(inspect.getdoc, found) if piece]
+    path = getattr(module, "__file__", None) or ""
+    if path.endswith(".py"):
+        tree = ast.parse(Path(path).read_bytes())
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        found = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
+    else:  # compiled
+        public = [item for key, item in sorted(vars(module).items()) if not key.startswith("_") and callable(item)]
+        found = [inspect.getdoc(item) for item in (module, *public)]
+    return [piece for piece in found if piece]
 
 
 def read(path: Path) -> bytes:

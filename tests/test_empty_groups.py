@@ -1,7 +1,4 @@
-"""Public failures, part A: empty experts, nothing to do, tail rows, NaN that must stay where it is.
-
-Each test names the id of its entry in the collection of failing inputs.
-"""
+"""Empty experts, nothing to do at all, tail rows, NaN that must stay where it is."""
 
 import time
 

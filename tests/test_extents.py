@@ -1,4 +1,4 @@
-"""Public failures, part E: extents around tiles, alignment, strides. Each test names its entry's id."""
+"""Extents around tiles, alignment, strides."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Public failures, part B: what offsets mean, and offsets that mean nothing. Tests name their entry's id."""
+"""What offsets mean, and offsets that mean nothing."""
 
 import re
 
