@@ -18,7 +18,7 @@ def run(commit: str | None = None) -> dict[str, Any]:
     """Commit, digest of the kernels, device, driver, compiler and the clocks of this moment."""
     device = _device.info(0)
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit or _output("git", "rev-parse", "HEAD"),
         "kernels": _source.digest(),
         "device": device.name,
