@@ -18,7 +18,7 @@ from rich.table import Table
 
 import cupy_gmm
 from bench import facts, timing
-from bench.shapes import PROBLEMS, Problem
+from bench.shapes import PROBLEMS, Problem, replays
 from cupy_gmm import _call, _config, ops
 
 OPS = ("forward", "input-gradient", "weight-gradient")
@@ -178,6 +178,7 @@ def host_costs() -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problem", action="append", help="name of a problem; all when left out")
+    parser.add_argument("--counts", action="append", default=[], help="file of recorded counts to replay as well")
     parser.add_argument("--op", action="append", choices=OPS, help="all when left out")
     parser.add_argument("--forced", action="store_true", help="also time every tuning point that can run the call")
     parser.add_argument("--rounds", type=int, default=20)
@@ -187,10 +188,9 @@ def main() -> None:
     timing.heat()
     bandwidth = timing.copy_bandwidth()
     records = []
-    for problem in PROBLEMS:
+    problems = [each for each in PROBLEMS if not args.problem or each.name in args.problem]
+    for problem in problems + [each for path in args.counts for each in replays(path)]:
         for op in args.op or OPS:
-            if args.problem and problem.name not in args.problem:
-                continue
             kind = _config.WGRAD if op == "weight-gradient" else _config.GROUPED_MM
             configs = [c.name for c in _config.configs_of(kind) if c.vectorised] if args.forced else []
             records.append(measure(problem, op, bandwidth, configs, args.rounds))  # type: ignore[arg-type]

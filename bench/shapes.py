@@ -6,7 +6,7 @@ Zipf laws (exponents 0.6, 0.8 and 0.3; 0.5 for decode) and shuffled; `hot` gives
 
 import dataclasses
 
-from cupy_gmm.counts import scale
+from cupy_gmm.counts import load, scale
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,3 +75,16 @@ PROBLEMS = (
 def problem(name: str) -> Problem:
     """The problem of this name."""
     return next(each for each in PROBLEMS if each.name == name)
+
+
+# What recorded counts are replayed on: (rows, k, n).
+REPLAYS = ((16384, 2048, 2048), (65536, 2048, 2048), (16384, 4096, 2048), (65536, 4096, 2048))
+
+
+def replays(path: str) -> list[Problem]:
+    """The histograms of a file as problems, scaled to the rows of `REPLAYS`."""
+    return [
+        Problem(f"{each.name}-{rows}x{k}", len(each.counts), k, n, rows, scale(each.counts, rows))
+        for each in load(path)
+        for rows, k, n in REPLAYS
+    ]
