@@ -1,0 +1,17 @@
+// Forward and input gradient for every type and layout of the weights.
+#include "sm90/grouped_mm.cuh"
+
+#include "launch.h"
+
+using namespace cupy_gmm;
+
+extern "C" size_t params_bytes() { return sizeof(HopperParams); }
+
+extern "C" const char* run(const void* params, int half, int k_major, unsigned grid, int seed) {
+    return run_threads<HopperParams>(params, grid, seed, [=](const HopperParams& h) {
+        if (half && k_major) return grouped_mm_sm90<kConfig, fp16, Layout::kKMajor>(h);
+        if (half) return grouped_mm_sm90<kConfig, fp16, Layout::kMnMajor>(h);
+        if (k_major) return grouped_mm_sm90<kConfig, bf16, Layout::kKMajor>(h);
+        return grouped_mm_sm90<kConfig, bf16, Layout::kMnMajor>(h);
+    });
+}
