@@ -11,7 +11,7 @@ UNKNOWN_GROUPS = 0x7FFFFFFF  # ScheduleParams::num_groups when the weights are n
 # a, b, c, schedule, tickets, status, partials
 PARAMS_POINTERS = struct.Struct("<7Q")
 # a_row, a_col, b_group, b_row, b_col, c_group, c_row, c_col |
-# rows, k, n, groups, schedule_groups, max_blocks, height, panel, chunk, c_type, flags, reserved
+# rows, k, n, groups, schedule_groups, max_blocks, height, panel, chunk, c_type, flags, max_slots
 PARAMS_FACTS = struct.Struct("<8q12i")
 
 # offs, group_offset, table, zeroed | offs_stride |

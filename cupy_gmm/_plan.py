@@ -113,7 +113,7 @@ def build(problem: Problem, groups: int, table: TableShape | None, config: str |
         grid=min(tickets + slots * tiles, resident * facts.sm_count),
         block=chosen.threads,
         shared_bytes=chosen.shared_bytes,
-        facts=_facts(problem, table, chosen, chunk),
+        facts=_facts(problem, table, chosen, chunk, slots),
         zeroed_words=zeroed,
         zeroed_bytes=_whole(zeroed * 4),
         partial_bytes=slots * tiles * chosen.tile_m * chosen.tile_n * 4,
@@ -190,7 +190,7 @@ def _tiles(problem: Problem, config: Config) -> int:
     return columns if problem.op == GROUPED_MM else columns * -(-problem.k // config.tile_m)
 
 
-def _facts(problem: Problem, table: TableShape, config: Config, chunk: int) -> bytes:
+def _facts(problem: Problem, table: TableShape, config: Config, chunk: int, slots: int) -> bytes:
     flags = (VECTOR_STORE if problem.vector_store else 0) | (ACCUMULATE if problem.accumulate else 0)
     return PARAMS_FACTS.pack(
         *problem.a_strides,
@@ -207,5 +207,5 @@ def _facts(problem: Problem, table: TableShape, config: Config, chunk: int) -> b
         max(chunk, 1),
         OUTPUT_TYPES[problem.out_dtype],
         flags,
-        0,
+        slots,
     )

@@ -81,7 +81,7 @@ struct Params {
     i32 chunk;            // weight gradient: rows of one piece of a split group
     i32 c_type;           // OutputType
     i32 flags;            // Flag
-    i32 reserved;
+    i32 max_slots;        // weight gradient: pieces of split groups that there is scratch for
 };
 static_assert(sizeof(Params) == 168, "mirrored by cupy_gmm/_params.py");
 

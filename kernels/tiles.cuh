@@ -153,6 +153,9 @@ struct GroupTiles {
         const i32 inside = ticket - window.tickets_before;
         const int owner = first_set_bit(warp_ballot(inside < window.tickets_end[lane_id()]));
         const i32 pieces = window.pieces[owner];
+        const i32 first_slot = window.slots_before + window.slots_end[owner] - pieces;
+        // No offsets lead here, only a table that somebody wrote into: rather end than leave the scratch.
+        if (pieces > 1 && first_slot + pieces > p.max_slots) return {-1, 0, 0, 0, 0, 0, 0};
         const i32 nth = inside - (window.tickets_end[owner] - pieces * tiles_per_group);
         const i32 piece = nth / tiles_per_group;
         const i64 first_row = window.first_row[owner] + static_cast<i64>(piece) * p.chunk;
@@ -162,7 +165,7 @@ struct GroupTiles {
                 piece_end < window.end_row[owner] ? static_cast<i32>(piece_end) : window.end_row[owner],
                 piece,
                 pieces,
-                window.slots_before + window.slots_end[owner] - pieces,
+                first_slot,
                 nth % tiles_per_group};
     }
 

@@ -213,7 +213,7 @@ def launch(library: ctypes.CDLL, case: Case, problem: _problem.Problem, arrays: 
         params = _tensormap.maps(problem, config).encoded(a.address, b.address)
     words = (table, tickets, found, partials)
     params += _params.PARAMS_POINTERS.pack(a.address, b.address, c.address, *(word.ctypes.data for word in words))
-    params += _plan._facts(problem, shape, config, chunk)
+    params += _plan._facts(problem, shape, config, chunk, slots)
     params = params.ljust(library.params_bytes(), b"\0")
     half = int(problem.dtype == "float16")
     message = library.run(params, half, int(problem.b_layout == K_MAJOR), case.grid, seed)
