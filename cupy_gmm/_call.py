@@ -170,7 +170,7 @@ def run(
             )
             params = pointers + plan.facts
             if plan.maps is not None:
-                params = plan.maps.encoded(a.ptr, b.ptr) + params
+                params = plan.maps.encoded(a.ptr, b.ptr, out_view.ptr) + params
             _launch.launch(plan.function, plan.grid, plan.block, plan.shared_bytes, site, params)
         site.hold((*views, work))
     return out if out is not None else site.finish(native)

@@ -84,6 +84,13 @@ class TileConfig:
         return None
 
 
+def _hopper_shared_bytes(blocks: int, consumers: int) -> int:
+    """Twin of `hopper_shared_bytes`."""
+    barriers = (2 * 8 + 2 * 2 + 1) * 8
+    small = barriers + 2 * 9 * 4 + 2 * 32 + 1024
+    return -(-(blocks * 64 * 128 + consumers * 2 * 64 * 128 + small) // 1024) * 1024
+
+
 @dataclass(frozen=True, slots=True)
 class HopperConfig:
     """One tuning point of the wgmma kernels for sm_90.
@@ -128,10 +135,7 @@ class HopperConfig:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of one CTA; the same sum as `HopperConfig::shared_bytes`."""
-        ring = self.stages * (self.m + self.n) * TILE_K * ELEMENT_BYTES
-        staging = self.consumers * 2 * 64 * 128
-        small = (2 * self.stages + 2 * 2 + 1) * 8 + 2 * 32 + 1024
-        return -(-(ring + staging + small) // 1024) * 1024
+        return _hopper_shared_bytes(self.stages * (self.m + self.n) // 64, self.consumers)
 
     def fields(self) -> dict[str, int]:
         """The fields that the CUDA struct has, by name."""
@@ -148,7 +152,70 @@ class HopperConfig:
         return None
 
 
-Config = TileConfig | HopperConfig
+@dataclass(frozen=True, slots=True)
+class HopperRowsConfig:
+    """One tuning point of forward and input gradient on Hopper.
+
+    Attributes:
+        name: What `config=` takes.
+        columns: Columns of y of a wide tile; a narrow one has half of them.
+        wide_tokens: Most rows of y of a wide tile.
+        tokens: Most rows of y of a narrow one.
+        ring: Blocks of 8 KB of the load ring.
+    """
+
+    name: str
+    columns: int
+    wide_tokens: int
+    tokens: int
+    ring: int
+
+    op = GROUPED_MM
+    min_ctas = 1
+    vectorised = True
+    struct = "HopperRowsConfig"
+
+    @property
+    def tile_m(self) -> int:
+        """Most rows of a tile of y."""
+        return self.tokens
+
+    @property
+    def tile_n(self) -> int:
+        """Columns that a ticket stands for."""
+        return self.columns
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return self.columns // 128
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.consumers)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of one CTA; the same sum as `HopperRowsConfig::shared_bytes`."""
+        return _hopper_shared_bytes(self.ring, self.consumers)
+
+    def fields(self) -> dict[str, int]:
+        """The fields that the CUDA struct has, by name."""
+        return {name: getattr(self, name) for name in ("columns", "wide_tokens", "tokens", "ring")}
+
+    def target(self, arch: str) -> str:
+        """As `HopperConfig.target`."""
+        return arch + "a"
+
+    def why_illegal(self, arch: str, smem_limit: int, any_stride: bool) -> str | None:
+        """As `TileConfig.why_illegal`."""
+        if arch != HOPPER:
+            return f"it is written for {HOPPER} and the device is {arch}"
+        return None
+
+
+WgmmaConfig = HopperConfig | HopperRowsConfig
+Config = TileConfig | WgmmaConfig
 
 CONFIGS: dict[str, Config] = {
     config.name: config
@@ -158,7 +225,7 @@ CONFIGS: dict[str, Config] = {
         TileConfig("64x128", GROUPED_MM, 64, 128, 2, 2, 4, 2, 16),
         TileConfig("16x128", GROUPED_MM, 16, 128, 1, 4, 4, 3, 16),
         TileConfig("any-128x64", GROUPED_MM, 128, 64, 2, 2, 2, 2, 2),
-        HopperConfig("hopper-128x256", GROUPED_MM, 128, 256, 4),
+        HopperRowsConfig("hopper-256x208", 256, 208, 256, 24),
         HopperConfig("hopper-wgrad-128x256", WGRAD, 128, 256, 4),
         TileConfig("wgrad-128x128", WGRAD, 128, 128, 2, 2, 3, 2, 16),
         TileConfig("wgrad-64x64", WGRAD, 64, 64, 2, 2, 4, 2, 16),

@@ -3,17 +3,37 @@
 The row counts of single groups are on the device; the host knows their mean, rows / groups.
 """
 
+from typing import NamedTuple
+
 from ._config import CONFIGS, HOPPER, Config, configs_of
 from .errors import ArgumentError
 
-# (mean rows a group up to, block height, granule) of the portable path. Blocks of one group differ by at most one
-# granule, and a tile's work is skipped 16 rows a warp at a time, two warps along the rows.
-# perf: bench/notes/0001-portable-forward.md
-HEIGHTS = ((24, 16, 16), (96, 64, 32))
-TALLEST = (128, 32)
 
-# wgmma takes any multiple of 16 tokens up to 256 at no extra cost, so one height serves all means.
-HOPPER_HEIGHT = (256, 16)
+class BlockShape(NamedTuple):
+    """How a schedule cuts groups into row blocks.
+
+    Attributes:
+        height: Most rows of a block; a group of at most so many stays whole.
+        split: Most rows of a block of a longer group.
+        granule: Blocks of one group differ by at most so many rows.
+        by_length: Blocks stand in the order of their groups' lengths, longest first, else by id.
+    """
+
+    height: int
+    split: int
+    granule: int
+    by_length: bool
+
+
+# (mean rows a group up to, shape) of the portable path. A tile's work is skipped 16 rows a warp at a time, two warps
+# along the rows.
+# perf: bench/notes/0001-portable-forward.md
+PORTABLE = ((24, BlockShape(16, 16, 16, False)), (96, BlockShape(64, 64, 32, False)))
+TALLEST = BlockShape(128, 128, 32, False)
+
+# wgmma takes any multiple of 16 tokens at no extra cost; the accumulators of 256 columns allow 208 of them.
+# perf: bench/notes/0006-hopper-wide-tiles.md
+HOPPER_BLOCKS = BlockShape(256, 208, 16, True)
 
 # Columns that are walked together through all row blocks, so that their weights stay in L2.
 # perf: bench/notes/0001-portable-forward.md
@@ -25,24 +45,24 @@ SPLIT_TILES = 256
 SHORTEST_PIECE = 1024
 
 
-def block_shape(rows: int, groups: int, arch: str) -> tuple[int, int]:
-    """(height, granule) of the row blocks of a schedule: fixed by rows, groups and architecture alone, so that all
-    products over the same rows share it.
+def block_shape(rows: int, groups: int, arch: str) -> BlockShape:
+    """The row blocks of a schedule: fixed by rows, groups and architecture alone, so that all products over the same
+    rows share it.
 
     Args:
         rows: Rows of x.
         groups: Groups in `offs`.
         arch: Architecture of the device, "sm_90"; anything else on the CPU.
     """
-    return HOPPER_HEIGHT if arch == HOPPER else portable_block_shape(rows, groups)
+    return HOPPER_BLOCKS if arch == HOPPER else portable_block_shape(rows, groups)
 
 
-def portable_block_shape(rows: int, groups: int) -> tuple[int, int]:
-    """(height, granule) for the portable kernels, whose tiles are as high as the blocks."""
+def portable_block_shape(rows: int, groups: int) -> BlockShape:
+    """The row blocks of the portable kernels, whose tiles are as high as the blocks."""
     mean = rows / max(groups, 1)
-    for most, height, granule in HEIGHTS:
+    for most, shape in PORTABLE:
         if mean <= most:
-            return height, granule
+            return shape
     return TALLEST
 
 
@@ -63,8 +83,8 @@ def choose_forward(
     if any_stride:
         return CONFIGS["any-128x64"]
     if arch == HOPPER and copy_engine:
-        return CONFIGS["hopper-128x256"]
-    height, _ = portable_block_shape(rows, groups)
+        return CONFIGS["hopper-256x208"]
+    height = portable_block_shape(rows, groups).height
     if height <= 16:
         return CONFIGS["16x128"]
     if height <= 64:
@@ -113,6 +133,13 @@ def split_chunk(rows: int, tiles_per_group: int) -> int:
     return max(SHORTEST_PIECE, -(-ideal // 64) * 64)
 
 
-def panel_tiles(tile_n: int) -> int:
-    """Column tiles of one panel."""
-    return max(1, PANEL_COLUMNS // tile_n)
+def panel_tiles(n: int, tile_n: int) -> int:
+    """Column tiles of one panel: panels of nearly the same width.
+
+    Args:
+        n: Columns of the result.
+        tile_n: Columns of a tile.
+    """
+    tiles = max(1, -(-n // tile_n))
+    panels = -(-tiles // max(1, PANEL_COLUMNS // tile_n))
+    return -(-tiles // panels)

@@ -5,6 +5,9 @@ import struct
 OUTPUT_TYPES = {"bfloat16": 0, "float16": 1, "float32": 2}  # OutputType
 VECTOR_STORE = 1  # Flag
 ACCUMULATE = 2
+WHOLE_COLUMN_BLOCKS = 4
+BOX_STORE = 8
+TICKET_WORDS = 2  # kTicketWords
 UNKNOWN_GROUPS = 0x7FFFFFFF  # ScheduleParams::num_groups when the weights are not known yet
 
 # Params: what changes from call to call stands first, so that a plan keeps the rest as bytes.
@@ -15,12 +18,13 @@ PARAMS_POINTERS = struct.Struct("<7Q")
 PARAMS_FACTS = struct.Struct("<8q12i")
 
 # offs, group_offset, table, zeroed | offs_stride |
-# groups, rows, height, granule, group_offset_value, num_groups, max_blocks, zeroed_words, offs_is_int64, reserved
-SCHEDULE_PARAMS = struct.Struct("<4Qq10i")
+# groups, rows, height, split, granule, group_offset_value, num_groups, max_blocks, zeroed_words, offs_is_int64,
+# by_length, reserved
+SCHEDULE_PARAMS = struct.Struct("<4Qq12i")
 
 # sizes, offs | sizes_stride | groups, sizes_are_int64
 SIZES_PARAMS = struct.Struct("<2Qq2i")
 
 assert SIZES_PARAMS.size == 32
 assert PARAMS_POINTERS.size + PARAMS_FACTS.size == 168
-assert SCHEDULE_PARAMS.size == 80
+assert SCHEDULE_PARAMS.size == 88

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _compile, _device, _heuristics, _tensormap
-from ._config import GROUPED_MM, Config, HopperConfig
-from ._params import ACCUMULATE, OUTPUT_TYPES, PARAMS_FACTS, VECTOR_STORE
+from ._config import GROUPED_MM, Config, HopperRowsConfig, WgmmaConfig
+from ._heuristics import BlockShape
+from ._params import ACCUMULATE, BOX_STORE, OUTPUT_TYPES, PARAMS_FACTS, TICKET_WORDS, VECTOR_STORE, WHOLE_COLUMN_BLOCKS
 from ._problem import Problem
 from ._variants import STRIDED, Variant, layouts
 from .errors import ArgumentError, UnsupportedError
@@ -23,22 +24,21 @@ class TableShape:
 
     groups: int
     rows: int
-    height: int
-    granule: int
+    blocks: BlockShape
     max_blocks: int
     words: int
     nbytes: int  # of the table, rounded up so that what follows in one allocation is aligned
 
 
-def table_shape(groups: int, rows: int, height: int, granule: int) -> TableShape:
-    """The table for `groups` offsets over `rows` rows in blocks of at most `height` rows.
+def table_shape(groups: int, rows: int, blocks: BlockShape) -> TableShape:
+    """The table for `groups` offsets over `rows` rows in blocks of this shape.
 
     Source:
         kernels/params.cuh.
     """
-    max_blocks = rows // height + groups + 2
+    max_blocks = rows // blocks.split + groups + 2
     words = 16 + -(-(2 * groups + 1) // 4) * 4 + 4 * max_blocks
-    return TableShape(groups, rows, height, granule, max_blocks, words, _whole(words * 4))
+    return TableShape(groups, rows, blocks, max_blocks, words, _whole(words * 4))
 
 
 def _whole(nbytes: int) -> int:
@@ -95,14 +95,13 @@ def build(problem: Problem, groups: int, table: TableShape | None, config: str |
     if table is None:
         table = _own_table(problem, groups, chosen)
     tiles = _tiles(problem, chosen)
-    blocks = table.max_blocks * -(-table.height // chosen.tile_m)
-    tickets = tiles * (blocks if problem.op == GROUPED_MM else problem.groups)
+    tickets = _tickets(problem, table, chosen, tiles)
     chunk = _heuristics.split_chunk(problem.rows, tiles) if problem.op != GROUPED_MM else 0
     slots = 2 * (problem.rows // chunk) + 1 if 0 < chunk < problem.rows else 0
     if tickets + slots * tiles >= MAX_TICKETS:
         raise UnsupportedError(f"the call has {tickets} output tiles, more than {MAX_TICKETS}: split it into several.")
     variant = Variant(chosen, problem.dtype, *_layouts(problem, chosen))
-    zeroed = 1 + slots * tiles * chosen.consumers
+    zeroed = TICKET_WORDS + slots * tiles * chosen.consumers
     function, registers = _load(variant, device)
     resident = resident_ctas(chosen, registers, facts.smem_per_sm)
     return Plan(
@@ -117,7 +116,7 @@ def build(problem: Problem, groups: int, table: TableShape | None, config: str |
         zeroed_words=zeroed,
         zeroed_bytes=_whole(zeroed * 4),
         partial_bytes=slots * tiles * chosen.tile_m * chosen.tile_n * 4,
-        maps=_tensormap.maps(problem, chosen) if isinstance(chosen, HopperConfig) else None,
+        maps=_tensormap.maps(problem, chosen) if isinstance(chosen, WgmmaConfig) else None,
     )
 
 
@@ -135,14 +134,14 @@ _device.forget_in_child(_load.cache_clear)
 
 def _own_table(problem: Problem, groups: int, config: Config) -> TableShape:
     """The table of a call that makes its own: blocks as high as the tiles at most."""
-    if isinstance(config, HopperConfig):
-        height, granule = _heuristics.HOPPER_HEIGHT
+    if isinstance(config, WgmmaConfig):
+        blocks = _heuristics.HOPPER_BLOCKS
     else:
-        height, granule = _heuristics.portable_block_shape(problem.rows, groups)
-        if problem.op == GROUPED_MM:
-            height = min(height, config.tile_m)
-            granule = min(granule, height)
-    return table_shape(groups, problem.rows, height, granule)
+        blocks = _heuristics.portable_block_shape(problem.rows, groups)
+        if problem.op == GROUPED_MM and blocks.height > config.tile_m:
+            height = config.tile_m
+            blocks = blocks._replace(height=height, split=height, granule=min(blocks.granule, height))
+    return table_shape(groups, problem.rows, blocks)
 
 
 def resident_ctas(config: Config, registers: int, smem_per_sm: int) -> int:
@@ -157,7 +156,7 @@ def _choose(problem: Problem, groups: int, config: str | None, facts: _device.De
     if config is not None:
         forced = _heuristics.forced(config, problem.op)
         reason = forced.why_illegal(facts.arch, facts.smem_per_block_optin, problem.any_stride)
-        if isinstance(forced, HopperConfig) and impossible:
+        if isinstance(forced, WgmmaConfig) and impossible:
             reason = reason or f"its operands come through the copy engine, and {impossible}"
         if reason is not None:
             raise ArgumentError(
@@ -190,8 +189,20 @@ def _tiles(problem: Problem, config: Config) -> int:
     return columns if problem.op == GROUPED_MM else columns * -(-problem.k // config.tile_m)
 
 
+def _tickets(problem: Problem, table: TableShape, config: Config, tiles: int) -> int:
+    """Most tickets that a launch hands out before it splits groups."""
+    if problem.op != GROUPED_MM:
+        return tiles * problem.groups
+    if isinstance(config, HopperRowsConfig):  # whole panels, of which the last may reach past n; tiles come in halves
+        panel = _heuristics.panel_tiles(problem.n, config.tile_n)
+        return 2 * -(-tiles // panel) * panel * table.max_blocks
+    return tiles * table.max_blocks * -(-table.blocks.height // config.tile_m)
+
+
 def _facts(problem: Problem, table: TableShape, config: Config, chunk: int, slots: int) -> bytes:
     flags = (VECTOR_STORE if problem.vector_store else 0) | (ACCUMULATE if problem.accumulate else 0)
+    flags |= WHOLE_COLUMN_BLOCKS if _tensormap.whole_column_blocks(problem) else 0
+    flags |= BOX_STORE if _tensormap.can_store(problem) else 0
     return PARAMS_FACTS.pack(
         *problem.a_strides,
         *problem.b_strides,
@@ -202,8 +213,8 @@ def _facts(problem: Problem, table: TableShape, config: Config, chunk: int, slot
         problem.groups,
         table.groups,
         table.max_blocks,
-        table.height,
-        _heuristics.panel_tiles(config.tile_n),
+        table.blocks.height,
+        _heuristics.panel_tiles(problem.n, config.tile_n),
         max(chunk, 1),
         OUTPUT_TYPES[problem.out_dtype],
         flags,

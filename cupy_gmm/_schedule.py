@@ -11,8 +11,8 @@ from .errors import ArgumentError
 
 UNIT = "schedule.cu"
 THREADS = 512  # kScheduleThreads
-MAX_SHARED_GROUPS = 4096  # more groups take one CTA and global memory; 32 KB of shared memory at this many
-GROUPS_PER_CTA = 512
+MAX_SHARED_GROUPS = 8192  # more groups take one CTA and global memory; 32 KB of shared memory at this many
+GROUPS_PER_CTA = 64  # a warp ranks four
 STATUS_NAMES = {1: "negative", 2: "decreasing", 4: "beyond rows"}
 STATUS_WORD = 1  # of the table's header
 
@@ -87,7 +87,7 @@ def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule 
         _problem.group_offset_in(groups, host_offset or 0)
     check_group_offset(offset_view)
     arch = "" if site.is_cpu else _device.info(site.device).arch
-    shape = _plan.table_shape(groups, rows, *_heuristics.block_shape(rows, groups, arch))
+    shape = _plan.table_shape(groups, rows, _heuristics.block_shape(rows, groups, arch))
     if out is not None and (out.groups, out.rows) != (groups, rows):
         raise ArgumentError(
             f"`out` was made for {out.groups} groups and {out.rows} rows: expected {groups} groups and {rows} rows, "
@@ -99,7 +99,7 @@ def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule 
         if site.is_cpu:
             offset = int(_arrays.host(offset_view).reshape(-1)[0]) if offset_view is not None else host_offset or 0
             _arrays.host(table_view)[: shape.words] = reference.schedule(
-                _arrays.host(offs_view), rows, offset, None, shape.height, shape.granule
+                _arrays.host(offs_view), rows, offset, None, *shape.blocks
             )
         else:
             build(site, shape, offs_view, table_view.ptr, host_offset or 0, offset_view)
@@ -130,19 +130,21 @@ def build(
         offs.strides[0] if shape.groups > 1 else 0,
         shape.groups,
         shape.rows,
-        shape.height,
-        shape.granule,
+        shape.blocks.height,
+        shape.blocks.split,
+        shape.blocks.granule,
         group_offset,
         num_groups,
         shape.max_blocks,
         zeroed_words,
         offs.dtype == "int64",
+        shape.blocks.by_length,
         0,
     )
     if shared:
         function = _launch.unit_function(UNIT, "schedule_shared", site.device)
         work = max(shape.max_blocks // (4 * THREADS), shape.groups // GROUPS_PER_CTA)
-        words = -(-(2 * shape.groups + 1) // 4) * 4  # whole 16-byte reads
+        words = -(-(shape.groups + 1) // 4) * 4  # whole 16-byte reads
         _launch.launch(function, 1 + work, THREADS, words * 4, site, params)
     else:
         function = _launch.unit_function(UNIT, "schedule_global", site.device)

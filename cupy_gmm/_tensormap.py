@@ -4,12 +4,11 @@ import ctypes
 from dataclasses import dataclass
 
 from . import _device
-from ._config import ELEMENT_BYTES, GROUPED_MM, TILE_K, HopperConfig
+from ._config import ELEMENT_BYTES, GROUPED_MM, TILE_K, HopperRowsConfig, WgmmaConfig
 from ._problem import Problem
-from ._variants import K_MAJOR
+from ._variants import K_MAJOR, MN_MAJOR
 
 MAP_BYTES = 128
-TOKEN_BOXES = (16, 64, 256)  # rows of the boxes of x, in the order of HopperParams
 MAX_KEPT = 1024  # addresses a plan remembers
 MAX_STRIDE_BYTES = 1 << 40
 MAX_RAGGED_STRIDE_BYTES = 1 << 34
@@ -68,24 +67,33 @@ class MapShape:
 
 
 class Maps:
-    """The tensor maps of one plan by address; a call costs two look-ups when its arrays were seen before."""
+    """The tensor maps of one plan by address; a call costs a look-up an array when it was seen before."""
 
-    __slots__ = ("_a", "_a_shapes", "_b", "_b_shapes", "_left_first")
+    __slots__ = ("_a", "_a_shapes", "_b", "_b_shapes", "_c", "_c_shapes", "_left_first")
 
     def __init__(
-        self, a_shapes: tuple[MapShape, ...], b_shapes: tuple[MapShape, ...], left_first: bool = False
+        self,
+        a_shapes: tuple[MapShape, ...],
+        b_shapes: tuple[MapShape, ...],
+        c_shapes: tuple[MapShape, ...] | None = None,
     ) -> None:
-        self._left_first = left_first
+        self._left_first = c_shapes is None
         self._a_shapes = a_shapes
         self._b_shapes = b_shapes
+        self._c_shapes = c_shapes
         self._a: dict[int, bytes] = {}
         self._b: dict[int, bytes] = {}
+        self._c: dict[int, bytes] = {}
 
-    def encoded(self, a: int, b: int) -> bytes:
-        """Maps of the operands at `a` and `b` in the order of the kernel's parameters."""
+    def encoded(self, a: int, b: int, c: int) -> bytes:
+        """Maps of the operands at `a` and `b` and the result at `c`, in the order of the kernel's parameters."""
         right = self._b.get(b) or _encode(self._b, self._b_shapes, b)
         left = self._a.get(a) or _encode(self._a, self._a_shapes, a)
-        return left + right if self._left_first else right + left
+        if self._left_first:
+            return left + right
+        if not self._c_shapes:
+            return right + left + bytes(MAP_BYTES)
+        return right + left + (self._c.get(c) or _encode(self._c, self._c_shapes, c))
 
 
 def _encode(known: dict[int, bytes], shapes: tuple[MapShape, ...], address: int) -> bytes:
@@ -95,32 +103,56 @@ def _encode(known: dict[int, bytes], shapes: tuple[MapShape, ...], address: int)
     return made
 
 
-def maps(problem: Problem, config: HopperConfig) -> Maps:
+def maps(problem: Problem, config: WgmmaConfig) -> Maps:
     """What the kernel of `config` needs to know of the operands of `problem`."""
-    return _forward_maps(problem, config) if problem.op == GROUPED_MM else _wgrad_maps(problem)
+    return _forward_maps(problem, config) if isinstance(config, HopperRowsConfig) else _wgrad_maps(problem)
 
 
-def _forward_maps(problem: Problem, config: HopperConfig) -> Maps:
-    """Boxes of x and w for `sm90/grouped_mm.cuh`."""
+def _forward_maps(problem: Problem, config: HopperRowsConfig) -> Maps:
+    """Boxes of w and x for `sm90/grouped_mm.cuh`: w for narrow and wide tiles, x for 16, 32, ... rows."""
     dtype = problem.dtype
-    group, k_stride, n_stride = problem.b_strides
+    k, n, groups = problem.k, problem.n, problem.groups
+    group_stride, k_stride, n_stride = (
+        _stride(extent, stride) for extent, stride in zip((groups, k, n), problem.b_strides, strict=True)
+    )
     x_stride = _stride(problem.rows, problem.a_strides[0])
-    x_shapes = tuple(MapShape(dtype, (problem.k, problem.rows), (x_stride,), (TILE_K, rows)) for rows in TOKEN_BOXES)
-    group_stride = _stride(problem.groups, group)
+    tokens = range(16, 256 + 1, 16)
+    x_shapes = tuple(MapShape(dtype, (k, problem.rows), (x_stride,), (TILE_K, rows)) for rows in tokens)
+    widths = config.columns // 2, config.columns
     if problem.b_layout == K_MAJOR:
-        extents = (problem.k, problem.n, problem.groups)
-        w_shape = MapShape(dtype, extents, (_stride(problem.n, n_stride), group_stride), (TILE_K, config.m, 1))
+        strides = n_stride, group_stride
+        w_shapes = tuple(MapShape(dtype, (k, n, groups), strides, (TILE_K, width, 1)) for width in widths)
+    elif whole_column_blocks(problem):
+        extents, blocked = (64, k, n // 64, groups), (k_stride, 64 * ELEMENT_BYTES, group_stride)
+        w_shapes = tuple(MapShape(dtype, extents, blocked, (64, TILE_K, width // 64, 1)) for width in widths)
     else:
-        extents = (problem.n, problem.k, problem.groups)
-        w_shape = MapShape(dtype, extents, (_stride(problem.k, k_stride), group_stride), (64, TILE_K, 1))
-    return Maps(x_shapes, (w_shape,))
+        w_shapes = (MapShape(dtype, (n, k, groups), (k_stride, group_stride), (64, TILE_K, 1)),) * 2
+    y_shapes = (_ragged(problem.out_dtype, problem.rows, n, problem.c_strides[1]),) if can_store(problem) else ()
+    return Maps(x_shapes, w_shapes, y_shapes)
+
+
+def can_store(problem: Problem) -> bool:
+    """Whether the copy engine can write the rows of y."""
+    stride = problem.c_strides[1] * ELEMENT_BYTES
+    return (
+        problem.op == GROUPED_MM
+        and problem.out_dtype in ("bfloat16", "float16")
+        and problem.vector_store
+        and problem.rows < RAGGED
+        and (problem.rows <= 1 or 0 < stride < MAX_RAGGED_STRIDE_BYTES)
+    )
+
+
+def whole_column_blocks(problem: Problem) -> bool:
+    """Whether one box can take several blocks of 64 columns of the weights: else the last one would leave its row."""
+    return problem.op == GROUPED_MM and problem.b_layout == MN_MAJOR and problem.n % 64 == 0
 
 
 def _wgrad_maps(problem: Problem) -> Maps:
     """Ragged boxes of x and dy for `sm90/grouped_mm_wgrad.cuh`."""
     x_shape = _ragged(problem.dtype, problem.rows, problem.k, problem.a_strides[0])
     dy_shape = _ragged(problem.dtype, problem.rows, problem.n, problem.b_strides[1])
-    return Maps((x_shape,), (dy_shape,), left_first=True)
+    return Maps((x_shape,), (dy_shape,))
 
 
 def _ragged(dtype: str, rows: int, columns: int, stride: int) -> MapShape:

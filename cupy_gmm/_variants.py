@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from . import _source
-from ._config import CONFIGS, GROUPED_MM, HOPPER, Config, HopperConfig
+from ._config import CONFIGS, GROUPED_MM, HOPPER, Config, WgmmaConfig
 
 UNITS = ("schedule.cu", "routing.cu", "activation.cu")
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
@@ -33,7 +33,7 @@ class Variant:
         """The translation unit that NVRTC compiles."""
         config = self.config
         fields = ", ".join(f".{name} = {value}" for name, value in config.fields().items())
-        hopper = isinstance(config, HopperConfig)
+        hopper = isinstance(config, WgmmaConfig)
         folder, suffix, params, operands = "", "", "Params", [self.a_layout, self.b_layout]
         if hopper and config.op == GROUPED_MM:
             folder, suffix, params, operands = "sm90/", "_sm90", "HopperParams", [self.b_layout]
@@ -81,5 +81,5 @@ def sources(arch: str) -> list[tuple[str, str, str]]:
     return units + [
         (variant.symbol, variant.text(), variant.config.target(arch))
         for variant in product_variants()
-        if arch == HOPPER or not isinstance(variant.config, HopperConfig)
+        if arch == HOPPER or not isinstance(variant.config, WgmmaConfig)
     ]

@@ -144,23 +144,24 @@ def _blockwise(x: Array, w: Array) -> NDArray[np.float32]:
     return product
 
 
-def capacity(rows: int, groups: int, height: int) -> int:
+def capacity(rows: int, groups: int, split: int) -> int:
     """Row blocks that a schedule table of this shape has room for.
 
     Args:
         rows: rows of the operand.
         groups: groups in `offs`.
-        height: most rows of one block.
+        split: most rows of a block of a group that has several.
 
     Returns:
         A bound on the number of blocks, whatever `offs` holds.
     """
-    return rows // height + groups + 2
+    return rows // split + groups + 2
 
 
 def schedule(
-    offs: ArrayLike, rows: int, group_offset: int, num_groups: int | None, height: int, granule: int
-) -> NDArray[np.int32]:
+    offs: ArrayLike, rows: int, group_offset: int, num_groups: int | None, height: int, split: int, granule: int,
+    by_length: bool,
+) -> NDArray[np.int32]:  # fmt: skip
     """The device's schedule table, built by the host.
 
     Args:
@@ -168,46 +169,48 @@ def schedule(
         rows: rows of the operand.
         group_offset: global id of the first local group.
         num_groups: local groups, or None when not known.
-        height: most rows of one block, a multiple of `granule`.
-        granule: rows by which block lengths step.
+        height, split, granule, by_length: a `BlockShape`; the first two are multiples of `granule`.
 
     Returns:
-        int32 words: header, bounds (G + 1), groups by falling length (G), zeros up to a multiple of 4, then
-        blocks of {group or -1, first row, end row, rows rounded up to `granule`}; words past the last block
-        are 0.
+        int32 words as documented in `kernels/params.cuh`; words past the last block are 0.
 
     Source:
-        Twin of `kernels/schedule.cu`; the layout is documented in `kernels/params.cuh`.
+        Twin of `kernels/schedule.cu`.
     """
     bounds = clamp_offsets(offs, rows)
     groups = len(bounds) - 1
     lengths = np.diff(bounds)
     used = int(bounds[-1])
+    order = np.argsort(-lengths, kind="stable")
+    walked = order if by_length else np.arange(groups)
+    counts = -(-lengths // np.where(lengths > height, split, height))
     blocks = np.concatenate(
         [
-            _group_blocks(bounds, group_offset, num_groups, height, granule),
+            _group_blocks(bounds, walked, counts, group_offset, num_groups, granule),
             _tail_blocks(used, rows, height, granule),
         ]
     )
+    is_long = lengths * np.count_nonzero(lengths) >= used
     first = HEADER_WORDS + -(-(2 * groups + 1) // 4) * 4
-    table = np.zeros(first + 4 * capacity(rows, groups, height), np.int32)
-    bits = status(offs, rows)
-    table[:8] = (len(blocks), bits, used, group_offset, groups, rows, height, granule)
+    table = np.zeros(first + 4 * capacity(rows, groups, split), np.int32)
+    long_blocks = int(counts[is_long].sum() if by_length else counts.sum())
+    table[:9] = (len(blocks), status(offs, rows), used, group_offset, groups, rows, height, granule, long_blocks)
+    if long_blocks < len(blocks):
+        table[9:10].view(np.uint32)[0] = -(-(long_blocks << 32) // len(blocks))
     table[HEADER_WORDS : HEADER_WORDS + groups + 1] = bounds
-    table[HEADER_WORDS + groups + 1 : HEADER_WORDS + 2 * groups + 1] = np.argsort(-lengths, kind="stable")
+    table[HEADER_WORDS + groups + 1 : HEADER_WORDS + 2 * groups + 1] = order
     table[first : first + 4 * len(blocks)] = blocks.ravel()
     return table
 
 
 def _group_blocks(
-    bounds: Bounds, group_offset: int, num_groups: int | None, height: int, granule: int
-) -> NDArray[np.int64]:
-    """Blocks of all groups: granules spread evenly, the longer blocks first. (blocks, 4)."""
-    lengths = np.diff(bounds)
-    counts = -(-lengths // height)
-    owner = np.repeat(np.arange(len(lengths)), counts)
-    index = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    granules = -(-lengths // granule)
+    bounds: Bounds, walked: NDArray[np.int64], counts: NDArray[np.int64], group_offset: int, num_groups: int | None,
+    granule: int,
+) -> NDArray[np.int64]:  # fmt: skip
+    """Blocks of the groups `walked`, `counts` of each: granules spread evenly, the longer blocks first. (blocks, 4)."""
+    owner = np.repeat(walked, counts[walked])
+    index = np.arange(len(owner)) - np.repeat(np.cumsum(counts[walked]) - counts[walked], counts[walked])
+    granules = -(-np.diff(bounds) // granule)
     # Divisor 1 stands in for groups without blocks; no block refers to them.
     share, longer = np.divmod(granules, np.maximum(counts, 1))
     first = bounds[owner] + granule * (index * share[owner] + np.minimum(index, longer[owner]))

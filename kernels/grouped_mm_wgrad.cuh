@@ -38,7 +38,7 @@ __device__ __forceinline__ void finish_tile(const Params& p, const GroupTile& ti
     const Pieces<kCfg.tile_m, kCfg.tile_n> pieces(p, slot, tiles_per_group);
     for_each_chunk<kCfg>(at.rows, at.cols,
                          [&](int r, int chunk) { pieces.save(tile.piece, r, chunk, staged_chunk(r, chunk)); });
-    if (arrive_last(p.tickets + 1 + slot, tile.pieces)) {
+    if (arrive_last(p.tickets + kTicketWords + slot, tile.pieces)) {
         store<kCfg>(p, tile.group, at.row, at.col, at.rows, at.cols,
                     [&](int r, int chunk) { return pieces.sum(tile.pieces, r, chunk); });
     }

@@ -20,6 +20,7 @@ static_assert(sizeof(RowBlock) == 16, "RowBlock is one 16-byte load");
 //   header (kHeaderWords) | bounds (groups + 1) | order (groups) | padding to 4 words | RowBlock[]
 // bounds[g], bounds[g + 1] = effective first and end row of group g: running maximum, clamped to [0, rows].
 // order = group ids by falling length, ties by rising id.
+// Blocks stand in the order of their groups, by id or by falling length; blocks of rows without a group stand last.
 inline constexpr int kHeaderWords = 16;
 enum HeaderWord : int {
     kNumBlocks = 0,
@@ -29,7 +30,9 @@ enum HeaderWord : int {
     kGroups = 4,
     kRows = 5,
     kHeight = 6,
-    kGranule = 7,  // words 8..15 are zero
+    kGranule = 7,
+    kLongBlocks = 8,  // blocks that stand first: of groups no shorter than the mean
+    kLongShare = 9,   // their share of the blocks of groups, in 2^-32, rounded up; words 10..15 are zero
 };
 enum StatusBit : int { kNegative = 1, kDecreasing = 2, kBeyondRows = 4 };
 
@@ -47,9 +50,13 @@ struct Schedule {
 
 enum OutputType : i32 { kOutBf16 = 0, kOutFp16 = 1, kOutFp32 = 2 };
 enum Flag : i32 {
-    kVectorStore = 1,  // c: unit column stride, 16-byte base and pitches
-    kAccumulate = 2,   // weight gradient: add to what stands in c
+    kVectorStore = 1,        // c: unit column stride, 16-byte base and pitches
+    kAccumulate = 2,         // weight gradient: add to what stands in c
+    kWholeColumnBlocks = 4,  // Hopper's forward: w is MN-major and n a multiple of 64
+    kBoxStore = 8,           // Hopper's forward: the copy engine can write c
 };
+
+inline constexpr int kTicketWords = 2;
 
 // Forward and input gradient: c[r] = a[r] b[group of r], a (rows, k), b (groups, k, n), c (rows, n).
 // Weight gradient: c[g] = a[rows of g]^T b[rows of g], a (rows, k), b (rows, n), c (groups, k, n).
@@ -59,7 +66,7 @@ struct Params {
     const void* b;
     void* c;
     const i32* schedule;
-    i32* tickets;     // zero at launch: [0] next tile, from [1] arrivals of the pieces of a split group
+    i32* tickets;     // zero at launch, 8-byte aligned: kTicketWords of the next tile, arrivals of split groups' pieces
     i32* status;      // or null: word that collects the schedule's status bits
     float* partials;  // weight gradient: accumulators of the pieces of split groups, or null
     i64 a_row;
@@ -93,16 +100,18 @@ struct ScheduleParams {
     i64 offs_stride;
     i32 groups;
     i32 rows;
-    i32 height;
-    i32 granule;
+    i32 height;   // most rows of a block
+    i32 split;    // most rows of a block of a group that has several
+    i32 granule;  // rows by which blocks of a group differ at most
     i32 group_offset_value;
     i32 num_groups;  // of the weights; INT_MAX when not known
     i32 max_blocks;
     i32 zeroed_words;
     i32 offs_is_int64;
+    i32 by_length;  // groups by falling length, else by id
     i32 reserved;
 };
-static_assert(sizeof(ScheduleParams) == 80, "mirrored by cupy_gmm/_params.py");
+static_assert(sizeof(ScheduleParams) == 88, "mirrored by cupy_gmm/_params.py");
 
 struct SizesParams {
     const void* sizes;  // (groups,) rows of each group, int32 or int64

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from cupy_gmm import _arrays, _params, _plan, _problem, _tensormap, reference
-from cupy_gmm._config import CONFIGS, GROUPED_MM, TILE_K, HopperConfig
+from cupy_gmm._config import CONFIGS, GROUPED_MM, TILE_K, WgmmaConfig
 from cupy_gmm._variants import K_MAJOR
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -173,7 +173,7 @@ def result(case: Case, shape: tuple[int, ...]) -> Guarded:
 def table_of(case: Case, problem: _problem.Problem, shape: _plan.TableShape) -> np.ndarray:
     """The schedule, with garbage where the device leaves words unspecified."""
     local = problem.groups if case.pad else None  # a Schedule made beforehand does not know the weights
-    table = reference.schedule(case.offs, case.rows, case.group_offset, local, shape.height, shape.granule)
+    table = reference.schedule(case.offs, case.rows, case.group_offset, local, *shape.blocks)
     assert len(table) == shape.words
     table[shape.words - 4 * (shape.max_blocks - int(table[0])) :] = 0x7F7F7F7F
     return table
@@ -195,22 +195,22 @@ def fake_encode(memory: dict[int, int], shape: _tensormap.MapShape, address: int
 def launch(library: ctypes.CDLL, case: Case, problem: _problem.Problem, arrays: list[Guarded], seed: int) -> str:
     """Packs the arguments as `_plan.build` and `_call.run` do; what went wrong, or an empty text."""
     forward = problem.op == GROUPED_MM
-    config = CONFIGS["hopper-128x256" if forward else "hopper-wgrad-128x256"]
-    assert isinstance(config, HopperConfig)
+    config = CONFIGS["hopper-256x208" if forward else "hopper-wgrad-128x256"]
+    assert isinstance(config, WgmmaConfig)
     assert _tensormap.why_impossible(problem) is None
     shape = _plan._own_table(problem, len(case.offs), config)
     table = table_of(case, problem, shape)
     tiles = _plan._tiles(problem, config)
     chunk = case.chunk or (0 if forward else case.rows)
     slots = 2 * (case.rows // chunk) + 1 if 0 < chunk < case.rows else 0
-    tickets = np.zeros(1 + slots * tiles * config.consumers, np.int32)
+    tickets = np.zeros(_params.TICKET_WORDS + slots * tiles * config.consumers, np.int32)
     partials = np.full(slots * tiles * config.tile_m * config.tile_n + 4, np.nan, np.float32)
     found = np.zeros(1, np.int32)
     a, b, c = arrays
-    memory = {a.address: a.nbytes, b.address: b.nbytes}
+    memory = {each.address: each.nbytes for each in arrays}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_tensormap.MapShape, "encode", lambda map_shape, at: fake_encode(memory, map_shape, at))
-        params = _tensormap.maps(problem, config).encoded(a.address, b.address)
+        params = _tensormap.maps(problem, config).encoded(a.address, b.address, c.address)
     words = (table, tickets, found, partials)
     params += _params.PARAMS_POINTERS.pack(a.address, b.address, c.address, *(word.ctypes.data for word in words))
     params += _plan._facts(problem, shape, config, chunk, slots)

@@ -99,7 +99,7 @@ def every_config(op: str, run: Callable[..., None]) -> None:
     for config in _config.configs_of(op):
         for case in cases():
             aligned = case.kn[0] % 8 == 0 and case.kn[1] % 8 == 0
-            empty = isinstance(config, _config.HopperConfig) and 0 in (case.groups.rows, *case.kn)
+            empty = isinstance(config, _config.WgmmaConfig) and 0 in (case.groups.rows, *case.kn)
             if (aligned or not config.vectorised) and not empty:
                 run(case, config=config.name)
 

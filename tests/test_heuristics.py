@@ -8,15 +8,15 @@ from cupy_gmm._config import CONFIGS
 from cupy_gmm.errors import ArgumentError
 
 GOLDEN_FORWARD = {  # problem -> (sm_90, sm_80, sm_89)
-    "balanced": ("hopper-128x256", "128x256", "128x128"),
-    "skewed": ("hopper-128x256", "128x256", "128x128"),
-    "hot": ("hopper-128x256", "128x256", "128x128"),
-    "dsv3-up": ("hopper-128x256", "128x256", "128x128"),
-    "qwen3-30b-up": ("hopper-128x256", "128x256", "128x128"),
-    "qwen3-30b-down": ("hopper-128x256", "128x256", "128x128"),
-    "mixtral-up": ("hopper-128x256", "128x256", "128x128"),
-    "mixtral-down": ("hopper-128x256", "128x256", "128x128"),
-    "decode-qwen3-up": ("hopper-128x256", "16x128", "16x128"),
+    "balanced": ("hopper-256x208", "128x256", "128x128"),
+    "skewed": ("hopper-256x208", "128x256", "128x128"),
+    "hot": ("hopper-256x208", "128x256", "128x128"),
+    "dsv3-up": ("hopper-256x208", "128x256", "128x128"),
+    "qwen3-30b-up": ("hopper-256x208", "128x256", "128x128"),
+    "qwen3-30b-down": ("hopper-256x208", "128x256", "128x128"),
+    "mixtral-up": ("hopper-256x208", "128x256", "128x128"),
+    "mixtral-down": ("hopper-256x208", "128x256", "128x128"),
+    "decode-qwen3-up": ("hopper-256x208", "16x128", "16x128"),
 }
 
 
@@ -52,9 +52,10 @@ def test_a_choice_is_always_legal(mean: int, n: int, any_stride: bool, arch: str
 @pytest.mark.parametrize("arch", _device.PORTABLE)
 def test_blocks_are_whole_granules(arch: str) -> None:
     for rows, groups in ((0, 0), (10, 0), (0, 5), (512, 128), (4096, 64), (1 << 20, 8)):
-        height, granule = _heuristics.block_shape(rows, groups, arch)
-        assert height % granule == 0
-        assert granule % 16 == 0
+        blocks = _heuristics.block_shape(rows, groups, arch)
+        assert blocks.height % blocks.granule == blocks.split % blocks.granule == 0
+        assert 0 < blocks.split <= blocks.height
+        assert blocks.granule % 16 == 0
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -127,15 +127,19 @@ def test_weight_gradient(wgrad, name):
 MUTANTS: dict[str, tuple[str, str, str]] = {
     "rows of the last stage cut short": (
         "sm90/grouped_mm_wgrad.cuh",
-        "kRagged + before_end, tile.end_row",
-        "kRagged + before_end - 1, tile.end_row",
+        "kRagged + before_end,",
+        "kRagged + before_end - 1,",
     ),
     "accumulate dropped": ("stores.cuh", "(p.flags & kAccumulate) != 0", "false"),
-    "wait for the other phase": ("sm90/roles.cuh", "ring.phase ^ 1);", "ring.phase);"),
+    "a stage filled too early": (
+        "sm90/stage_ring.cuh",
+        "starts[oldest % kStageSlots] + kBlocks",
+        "starts[oldest % kStageSlots] + 2 * kBlocks",
+    ),
     "stage released early": (
         "sm90/mainloop.cuh",
         "mbarrier_arrive(last);  // the stage before",
-        "mbarrier_arrive(barriers.consumed((ring.slot)));  //",
+        "mbarrier_arrive(barriers.consumed(ring.slot()));  //",
     ),
     "products not waited for": ("sm90/mainloop.cuh", "wgmma_wait<0>();", "wgmma_wait<1>();"),
     "k step of an MN-major operand": (
@@ -145,7 +149,16 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "claim missing": ("sm90/roles.cuh", "if (kClaims && steps == 0) mbarrier", "if (false) mbarrier"),
     "tokens rounded down": ("sm90/grouped_mm.cuh", "(rows + 15) / 16 * 16", "rows / 16 * 16"),
-    "store past the row block": ("sm90/epilogue.cuh", "if (row < tile.rows && columns > 0)", "if (columns > 0)"),
+    "store past the row block": (
+        "sm90/epilogue.cuh",
+        "c * kStagedLines - tile.rows;",
+        "c * kStagedLines - tile.rows - 1;",
+    ),
+    "staging filled before it is stored": (
+        "sm90/epilogue.cuh",
+        "if (thread == 0) tma_store_wait_read<0>();  // the",
+        "//",
+    ),
     "a meeting missing": ("sm90/wgrad_epilogue.cuh", "meet();  // the buffers", "//"),
     "arrivals shared by warpgroups": (
         "sm90/wgrad_epilogue.cuh",

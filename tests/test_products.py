@@ -157,7 +157,7 @@ CONFIG_KN = ((72, 40), (67, 37), (264, 136), (1, 1), (0, 16), (128, 257), (64, 2
 
 def offered(config: str, rows: int, kn: tuple[int, int]) -> bool:
     """Hopper's copy engine cannot describe an empty operand, and its configs say so; all else runs everywhere."""
-    return not (isinstance(_config.CONFIGS[config], _config.HopperConfig) and 0 in (rows, *kn))
+    return not (isinstance(_config.CONFIGS[config], _config.WgmmaConfig) and 0 in (rows, *kn))
 
 
 @pytest.mark.gpu

@@ -184,12 +184,19 @@ def test_zeros_are_positive() -> None:
         assert (bits(dw) == 0).all()
 
 
-def slow_blocks(bounds: list[int], rows: int, offset: int, local: int, height: int, granule: int) -> list[list[int]]:
+Shape = tuple[int, int, int, bool]  # height, split, granule, by length
+
+
+def slow_blocks(bounds: list[int], rows: int, offset: int, local: int, shape: Shape) -> list[list[int]]:
     """One granule after the other, dealt to the blocks of its group."""
+    height, split, granule, by_length = shape
     blocks = []
-    for g in range(len(bounds) - 1):
+    walked = list(range(len(bounds) - 1))
+    if by_length:
+        walked.sort(key=lambda g: bounds[g] - bounds[g + 1])
+    for g in walked:
         start, end = bounds[g], bounds[g + 1]
-        count = -(-(end - start) // height)
+        count = -(-(end - start) // (split if end - start > height else height))
         lengths = [0] * count
         for unit in range(-(-(end - start) // granule)):
             lengths[unit % count] += granule
@@ -208,40 +215,64 @@ def slow_blocks(bounds: list[int], rows: int, offset: int, local: int, height: i
     ends(),
     st.integers(-2, 5),
     st.sampled_from([None, 0, 1, 3]),
-    st.sampled_from([(16, 16), (64, 16), (4, 1), (24, 8)]),
+    st.sampled_from([(16, 16, 16), (64, 64, 16), (64, 48, 16), (4, 4, 1), (5, 3, 1), (24, 16, 8)]),
+    st.booleans(),
     st.integers(1, 60),
 )
 @hypothesis.settings(max_examples=300)
 def test_schedule_table(
-    given: tuple[list[int], int], offset: int, local: int | None, shape: tuple[int, int], scale: int
+    given: tuple[list[int], int],
+    offset: int,
+    local: int | None,
+    extents: tuple[int, int, int],
+    by_length: bool,
+    scale: int,
 ) -> None:
     """Header, bounds and order as documented; the blocks are those of a slow loop."""
     offs, rows = [o * scale for o in given[0]], given[1] * scale
     offs = [min(max(o, -(2**31)), 2**31 - 1) for o in offs]
-    height, granule = shape
-    table = reference.schedule(np.array(offs, np.int32), rows, offset, local, height, granule)
+    height, split, granule = extents
+    table = reference.schedule(np.array(offs, np.int32), rows, offset, local, *extents, by_length)
     groups, bounds = len(offs), slow_bounds(offs, rows)
     flags = reference.status(np.array(offs), rows)
     assert table.dtype == np.int32
     assert table[1:8].tolist() == [flags, bounds[-1], offset, groups, rows, height, granule]
-    assert not table[8 : reference.HEADER_WORDS].any()
+    assert not table[10 : reference.HEADER_WORDS].any()
     at = reference.HEADER_WORDS
     assert table[at : at + groups + 1].tolist() == bounds
     lengths = np.diff(bounds)
     order = sorted(range(groups), key=lambda g: (-lengths[g], g))
     assert table[at + groups + 1 : at + 2 * groups + 1].tolist() == order
     first = at + -(-(2 * groups + 1) // 4) * 4
-    assert (len(table) - first) // 4 == reference.capacity(rows, groups, height)
+    assert (len(table) - first) // 4 == reference.capacity(rows, groups, split)
     blocks = table[first:].reshape(-1, 4)
-    expected = slow_blocks(bounds, rows, offset, 2**31 - 1 if local is None else local, height, granule)
+    expected = slow_blocks(bounds, rows, offset, 2**31 - 1 if local is None else local, (*extents, by_length))
     assert blocks[: table[0]].tolist() == expected
-    assert table[0] <= reference.capacity(rows, groups, height)
+    assert table[0] <= reference.capacity(rows, groups, split)
     check_blocks(blocks[: table[0]], rows, height, granule)
+    check_long_blocks(table, lengths, expected, by_length)
+
+
+def check_long_blocks(table: np.ndarray, lengths: np.ndarray, blocks: list[list[int]], by_length: bool) -> None:
+    """How many blocks belong to groups no shorter than the mean, and that every prefix can have its share of them."""
+    ends = np.cumsum(lengths)
+    rows_of_groups = int(ends[-1]) if len(ends) else 0
+    owners = [int(np.searchsorted(ends, first, side="right")) for _, first, _, _ in blocks if first < rows_of_groups]
+    used = int(np.count_nonzero(lengths))
+    long = sum(1 for owner in owners if not by_length or lengths[owner] * used >= rows_of_groups)
+    assert table[8] == long
+    share = int(table[9:10].view(np.uint32)[0])
+    if long == len(blocks):
+        assert share == 0
+        return
+    handed = [strip * share >> 32 for strip in range(3 * len(blocks) + 1)]
+    assert handed[:: len(blocks)] == [0, long, 2 * long, 3 * long]
+    assert set(np.diff(handed)) <= {0, 1}
 
 
 def check_blocks(blocks: np.ndarray, rows: int, height: int, granule: int) -> None:
-    """They cover every row once, in order; none is empty or longer than `height`."""
-    first, end, n = blocks[:, 1], blocks[:, 2], blocks[:, 3]
+    """They cover every row once; none is empty or longer than `height`."""
+    first, end, n = blocks[np.argsort(blocks[:, 1]), 1:].T
     assert (first[1:] == end[:-1]).all()
     assert len(blocks) == 0 or (first[0] == 0 and end[-1] == rows)
     assert (end > first).all()
@@ -254,7 +285,7 @@ def check_blocks(blocks: np.ndarray, rows: int, height: int, granule: int) -> No
 def test_schedule_of_many_groups_is_fast(rng: np.random.Generator) -> None:
     offs = np.sort(rng.integers(0, 65537, 8192)).astype(np.int32)
     begin = time.perf_counter()
-    table = reference.schedule(offs, 65536, 0, None, 256, 16)
+    table = reference.schedule(offs, 65536, 0, None, 256, 208, 16, True)
     assert time.perf_counter() - begin < 0.5
     first = reference.HEADER_WORDS + -(-(2 * 8192 + 1) // 4) * 4
     check_blocks(table[first:].reshape(-1, 4)[: table[0]], 65536, 256, 16)

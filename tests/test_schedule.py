@@ -20,8 +20,7 @@ def table_of(backend: Backend, schedule: cupy_gmm.Schedule) -> np.ndarray:
 def check_table(backend: Backend, schedule: cupy_gmm.Schedule, offs: np.ndarray, rows: int) -> None:
     """Word by word what the twin builds; words past the last block mean nothing."""
     table = table_of(backend, schedule)
-    offset, height, granule = int(table[3]), int(table[6]), int(table[7])
-    twin = reference.schedule(offs, rows, offset, None, height, granule)
+    twin = reference.schedule(offs, rows, int(table[3]), None, *schedule.shape.blocks)
     meant = reference.HEADER_WORDS + -(-(2 * len(offs) + 1) // 4) * 4 + 4 * int(twin[0])
     assert table.dtype == np.int32
     assert table.size >= meant

@@ -16,6 +16,13 @@ __device__ __forceinline__ void fence_device() { __threadfence(); }
 
 __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x & 31u); }
 
+// mov.b32: the same value, of which the compiler no longer knows where it is from: what follows from it is computed
+// where it stands instead of being kept in registers from before a loop.
+__device__ __forceinline__ int forgotten(int value) {
+    asm volatile("mov.b32 %0, %0;" : "+r"(value));
+    return value;
+}
+
 // vote.sync.ballot (PTX ISA: vote.sync)
 __device__ __forceinline__ u32 warp_ballot(bool predicate) { return __ballot_sync(kFullWarp, predicate); }
 // match.sync.any (PTX ISA: match.sync)
@@ -43,5 +50,9 @@ __device__ __forceinline__ int first_set_bit(u32 value) { return __ffs(static_ca
 // atom.add / red.or (PTX ISA: atom)
 __device__ __forceinline__ i32 atomic_add(i32* address, i32 value) { return atomicAdd(address, value); }
 __device__ __forceinline__ void atomic_or(i32* address, i32 value) { atomicOr(address, value); }
+// atom.cas: writes `value` where `expected` stands; returns what stood there
+__device__ __forceinline__ u64 atomic_cas(u64* address, u64 expected, u64 value) {
+    return atomicCAS(address, expected, value);
+}
 
 }  // namespace cupy_gmm

@@ -6,48 +6,88 @@
 
 namespace cupy_gmm {
 
-inline constexpr int kTileSlots = 2;     // tiles announced ahead
-inline constexpr int kTileBytes = 32;    // most bytes of a tile's description
-inline constexpr int kStagedLines = 64;  // 128-byte lines of one staging buffer of a warpgroup
+inline constexpr int kBlockBytes = 64 * 128;  // 64 lines of a staged operand: what the load ring is made of
+inline constexpr int kStageSlots = 8;         // most stages in flight
+inline constexpr int kTileSlots = 2;          // tiles announced ahead
+inline constexpr int kTileBytes = 32;         // most bytes of a tile's description
+inline constexpr int kStagedLines = 64;       // 128-byte lines of one staging buffer of a warpgroup
 inline constexpr int kStagedBytes = kStagedLines * 128;
-inline constexpr int kScratchBytes = 1024;     // for the warp that hands out tiles
-inline constexpr int kProducerRegisters = 40;  // 40 + 2 * 232 <= 65536 / 128 - 8
-inline constexpr int kConsumerRegisters = 232;
+inline constexpr int kScratchBytes = 1024;  // for the warp that hands out tiles
+
+// Ring, staging of the consumers, barriers, ring positions, announced tiles, scratch, rounded up; HopperStorage must
+// fit.
+constexpr int hopper_shared_bytes(int blocks, int consumers) {
+    const int barriers = (2 * kStageSlots + 2 * kTileSlots + 1) * 8;
+    const int small = barriers + 2 * (kStageSlots + 1) * 4 + kTileSlots * kTileBytes + kScratchBytes;
+    return (blocks * kBlockBytes + consumers * 2 * kStagedBytes + small + 1023) / 1024 * 1024;
+}
+
+// Ragged tensor maps (cupy_gmm/_tensormap.py has the arithmetic): coordinates {column, kRagged - (end - row), end,
+// kRagged} name `row` of a matrix that ends at row `end`; past it the copy engine reads zeros and writes nothing.
+inline constexpr i32 kRagged = 1 << 30;
 
 struct HopperConfig {
     int m;       // extent of a tile on wgmma's 64-row side: 64 for each consumer warpgroup
     int n;       // extent on its other side
-    int stages;  // slots of the load ring
+    int stages;  // of the load ring
 
+    // Of a thread, once its role is known: 40 + 2 * 232 <= 168 * 3.
+    static constexpr int producer_registers() { return 40; }
+    static constexpr int consumer_registers() { return 232; }
     constexpr int consumers() const { return m / 64; }
     constexpr int threads() const { return 128 * (1 + consumers()); }
-    constexpr int m_bytes() const { return m * kTileK * kElementBytes; }
-    constexpr int n_bytes() const { return n * kTileK * kElementBytes; }
-    constexpr int stage_bytes() const { return m_bytes() + n_bytes(); }
-
-    // Ring, staging, barriers, announced tiles, scratch, rounded up; HopperStorage must fit.
-    constexpr int shared_bytes() const {
-        const int small = (2 * stages + 2 * kTileSlots + 1) * 8 + kTileSlots * kTileBytes + kScratchBytes;
-        return (stages * stage_bytes() + consumers() * 2 * kStagedBytes + small + 1023) / 1024 * 1024;
-    }
+    constexpr int stage_blocks() const { return (m + n) / 64; }
+    constexpr int blocks() const { return stages * stage_blocks(); }
+    constexpr int shared_bytes() const { return hopper_shared_bytes(blocks(), consumers()); }
 
     constexpr bool legal() const {
-        return m == 128 && n % 64 == 0 && n <= 256 && stages >= 2 && stages <= 8 && shared_bytes() <= 232448;
+        return m == 128 && n % 64 == 0 && n <= 256 && stages >= 2 && stages <= kStageSlots && shared_bytes() <= 232448;
     }
 };
 
+// Forward and input gradient. A wide tile gives each consumer warpgroup twice 64 columns, which use the tokens in
+// shared memory twice as often; its accumulators allow fewer of them.
+struct HopperRowsConfig {
+    int columns;      // of a wide tile; a narrow one has half of them
+    int wide_tokens;  // most tokens of a wide tile
+    int tokens;       // most tokens of a narrow one
+    int ring;         // blocks of the load ring
+
+    // Of a thread, once its role is known: 24 + 2 * 240 <= 168 * 3.
+    static constexpr int producer_registers() { return 24; }
+    static constexpr int consumer_registers() { return 240; }
+    constexpr int consumers() const { return columns / 128; }
+    constexpr int threads() const { return 128 * (1 + consumers()); }
+    constexpr int narrow_columns() const { return columns / 2; }
+    constexpr int accumulators() const { return wide_tokens > tokens / 2 ? wide_tokens : tokens / 2; }
+    constexpr int blocks() const { return ring; }
+    constexpr int shared_bytes() const { return hopper_shared_bytes(blocks(), consumers()); }
+
+    constexpr bool legal() const {
+        return columns == 256 && wide_tokens % 16 == 0 && wide_tokens <= 208 && tokens % 16 == 0 && tokens <= 256 &&
+               ring >= 16 && shared_bytes() <= 232448;
+    }
+};
+
+// What a loading thread knows; kept in shared memory, since it has few registers.
+struct LoadState {
+    u32 tiles;                // before this one
+    u32 starts[kStageSlots];  // where stages begin, by slot
+};
+
 // Tile: what the ticket warp announces, a struct of 32-bit words with `bool ended() const`.
-template <HopperConfig kCfg, class Tile>
+template <auto kCfg, class Tile>
 struct HopperStorage {
     static_assert(sizeof(Tile) <= kTileBytes && sizeof(Tile) % 4 == 0, "see kTileBytes");
 
-    alignas(1024) char stage[kCfg.stages][kCfg.stage_bytes()];  // the operand of the 64-row side, then the other
+    alignas(1024) char ring[kCfg.blocks()][kBlockBytes];  // of a stage: the operand of the 64-row side, then the other
     alignas(1024) char staged[kCfg.consumers()][2][kStagedBytes];
-    u64 loaded[kCfg.stages];
-    u64 consumed[kCfg.stages];
+    u64 loaded[kStageSlots];
+    u64 consumed[kStageSlots];
     u64 announced[kTileSlots];
     u64 forgotten[kTileSlots];
     u64 claim;
+    LoadState loading[2];
     Tile tile[kTileSlots];
     alignas(16) char scratch[kScratchBytes];
 };

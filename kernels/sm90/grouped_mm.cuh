@@ -1,6 +1,7 @@
 // Forward and input gradient on Hopper: weights on the 64-row side of wgmma, tokens on its other side, so a row block
 // of any multiple of 16 tokens costs just its tokens. One producer warpgroup (a thread each for w, x and the tickets),
-// two consumer warpgroups of 64 weight columns each. Persistent. Instantiated by cupy_gmm/_variants.py.
+// two consumer warpgroups of 64 weight columns each (narrow tile) or twice 64 (wide tile). Persistent. Instantiated by
+// cupy_gmm/_variants.py.
 #pragma once
 
 #include "../operand.cuh"
@@ -14,86 +15,102 @@
 #include "epilogue.cuh"
 #include "mainloop.cuh"
 #include "roles.cuh"
+#include "row_queue.cuh"
 
 namespace cupy_gmm {
 
-// Boxes of x: 64 k by 16, 64 or 256 rows; a row block takes as few as add up to its rounded length.
+// Boxes for one copy an operand and stage: the fewer copies, the more of them the copy engine has in flight
+// (bench/notes/0006-hopper-wide-tiles.md).
 struct HopperParams {
-    TensorMap w;
-    TensorMap x16;
-    TensorMap x64;
-    TensorMap x256;
+    TensorMap w[2];   // for a narrow and a wide tile
+    TensorMap x[16];  // 64 k by 16, 32, ... 256 rows
+    TensorMap y;      // ragged, 64 columns by 64 rows; unused without kBoxStore
     Params p;
 };
-static_assert(sizeof(HopperParams) == 4 * 128 + 192, "mirrored by cupy_gmm/_tensormap.py");
+static_assert(sizeof(HopperParams) == 19 * 128 + 192, "mirrored by cupy_gmm/_tensormap.py");
 
 __device__ __forceinline__ int rounded_tokens(int rows) { return (rows + 15) / 16 * 16; }
+
+template <HopperRowsConfig kCfg>
+__device__ __forceinline__ int columns_of(const RowTile& tile) {
+    return tile.cols > kCfg.narrow_columns() ? kCfg.columns : kCfg.narrow_columns();
+}
 
 __device__ __forceinline__ int forward_steps(const Params& p, const RowTile& tile) {
     return tile.has_product(p.groups) ? (p.k + kTileK - 1) / kTileK : 0;
 }
 
-template <Layout kWLayout, HopperConfig kCfg>
+template <HopperRowsConfig kCfg>
+__device__ __forceinline__ u32 stage_blocks(const RowTile& tile) {
+    return static_cast<u32>(columns_of<kCfg>(tile) / 64 + (tile.rows + 63) / 64);
+}
+
+template <Layout kWLayout, HopperRowsConfig kCfg>
 __device__ void load_weights(const HopperParams& h, const Barriers<kCfg, RowTile>& barriers) {
     const auto steps = [&](const RowTile& tile) { return forward_steps(h.p, tile); };
-    produce<true>(barriers, steps, [&](const RowTile& tile, int step, int slot) {
-        const u32 target = shared_address(barriers.storage.stage[slot]);
-        mbarrier_arrive_expect(barriers.loaded(slot), kCfg.m_bytes());
+    produce<true>(barriers, steps, stage_blocks<kCfg>, [&](const RowTile& tile, int step, u32 barrier, u32 target) {
+        const int columns = columns_of<kCfg>(tile);
+        const TensorMap* map = &h.w[columns == kCfg.columns];
+        mbarrier_arrive_expect(barrier, columns * kLineBytes);
         if constexpr (kWLayout == Layout::kKMajor) {
-            tma_load_3d(target, &h.w, barriers.loaded(slot), step * kTileK, tile.col, tile.group);
+            tma_load_3d(target, map, barrier, step * kTileK, tile.col, tile.group);
+        } else if ((h.p.flags & kWholeColumnBlocks) != 0) {
+            tma_load_4d(target, map, barrier, 0, step * kTileK, tile.col / 64, tile.group);
         } else {
-            for (int block = 0; block < kCfg.m / 64; ++block) {
-                tma_load_3d(target + block * 64 * kLineBytes, &h.w, barriers.loaded(slot), tile.col + block * 64,
-                            step * kTileK, tile.group);
+#pragma unroll 1
+            for (int done = 0; done < columns; done += 64) {
+                tma_load_3d(target + done * kLineBytes, h.w, barrier, tile.col + done, step * kTileK, tile.group);
             }
         }
     });
 }
 
-template <HopperConfig kCfg>
+template <HopperRowsConfig kCfg>
 __device__ void load_tokens(const HopperParams& h, const Barriers<kCfg, RowTile>& barriers) {
     const auto steps = [&](const RowTile& tile) { return forward_steps(h.p, tile); };
-    produce<false>(barriers, steps, [&](const RowTile& tile, int step, int slot) {
-        const int tokens = rounded_tokens(tile.rows);
-        const int k = step * kTileK;
-        const u32 target = shared_address(barriers.storage.stage[slot]) + kCfg.m_bytes();
-        const u32 barrier = barriers.loaded(slot);
-        mbarrier_arrive_expect(barrier, tokens * kLineBytes);
-        if (tokens == 256) {
-            tma_load_2d(target, &h.x256, barrier, k, tile.first_row);
-            return;
-        }
-        int done = 0;
-        for (; done + 64 <= tokens; done += 64) {
-            tma_load_2d(target + done * kLineBytes, &h.x64, barrier, k, tile.first_row + done);
-        }
-        for (; done < tokens; done += 16) {
-            tma_load_2d(target + done * kLineBytes, &h.x16, barrier, k, tile.first_row + done);
-        }
+    produce<false>(barriers, steps, stage_blocks<kCfg>, [&](const RowTile& tile, int step, u32 barrier, u32 target) {
+        const int sixteens = (tile.rows + 15) / 16;
+        mbarrier_arrive_expect(barrier, sixteens * 16 * kLineBytes);
+        tma_load_2d(target + columns_of<kCfg>(tile) * kLineBytes, &h.x[sixteens - 1], barrier, step * kTileK,
+                    tile.first_row);
     });
 }
 
-template <class T, Layout kWLayout, HopperConfig kCfg>
-__device__ __forceinline__ void consume(const Params& p, const Barriers<kCfg, RowTile>& barriers, int warpgroup) {
-    RingPosition<kCfg.stages> ring;
-    RingPosition<kTileSlots> at;
-    float acc[kCfg.n / 2];
-    for (;; at.advance()) {
-        const RowTile tile = receive_tile(barriers, at);
-        if (tile.ended()) return;
-#pragma unroll
-        for (int i = 0; i < kCfg.n / 2; ++i) acc[i] = 0.0f;
-        const HopperMainloop<T, kWLayout == Layout::kMnMajor, false, kCfg, RowTile> mainloop{barriers, warpgroup,
-                                                                                             forward_steps(p, tile)};
-        mainloop.run(acc, rounded_tokens(tile.rows), ring);
-        const HopperEpilogue<kCfg> epilogue{p, barriers.storage.staged[warpgroup][0], warpgroup, tile};
-        epilogue.run(acc);
-    }
+// kHalves: how many times 64 columns each warpgroup multiplies.
+template <class T, Layout kWLayout, int kHalves, int kTokens, HopperRowsConfig kCfg>
+__device__ __forceinline__ void consume_tile(const HopperParams& h, const Barriers<kCfg, RowTile>& barriers,
+                                             int warpgroup, const RowTile& tile, float* acc,
+                                             StageRing<kCfg.blocks()>& ring) {
+    const HopperMainloop<T, kWLayout == Layout::kMnMajor, false, kTokens, kHalves, kCfg, RowTile> mainloop{
+        barriers, warpgroup, forward_steps(h.p, tile), stage_blocks<kCfg>(tile)};
+    mainloop.run(acc, rounded_tokens(tile.rows), ring);
+    const HopperEpilogue<kHalves, kTokens> epilogue{&h.y, h.p, barriers.storage.staged[warpgroup][0], warpgroup, tile};
+    epilogue.run(acc);
 }
 
-template <HopperConfig kCfg, class T, Layout kWLayout>
+template <class T, Layout kWLayout, HopperRowsConfig kCfg>
+__device__ __forceinline__ void consume(const HopperParams& h, const Barriers<kCfg, RowTile>& barriers, int warpgroup) {
+    StageRing<kCfg.blocks()> ring;
+    RingPosition<kTileSlots> at;
+    float acc[kCfg.accumulators()];
+    for (;; at.advance()) {
+        const RowTile& tile = await_tile(barriers, at);
+        if (tile.ended()) break;
+#pragma unroll
+        for (int i = 0; i < kCfg.accumulators(); ++i) acc[i] = 0.0f;
+        if (tile.cols > kCfg.narrow_columns()) {
+            consume_tile<T, kWLayout, 2, kCfg.wide_tokens>(h, barriers, warpgroup, tile, acc, ring);
+        } else {
+            consume_tile<T, kWLayout, 1, kCfg.tokens>(h, barriers, warpgroup, tile, acc, ring);
+        }
+        forget_tile(barriers, at);
+    }
+    tma_store_wait<0>();  // shared memory is read to the end
+}
+
+template <HopperRowsConfig kCfg, class T, Layout kWLayout>
 __device__ __forceinline__ void grouped_mm_sm90(const HopperParams& h) {
-    static_assert(kCfg.legal(), "this HopperConfig cannot be built: see HopperConfig::legal");
+    static_assert(kCfg.legal(), "this HopperRowsConfig cannot be built: see HopperRowsConfig::legal");
     static_assert(sizeof(HopperStorage<kCfg, RowTile>) <= kCfg.shared_bytes(), "shared memory");
     alignas(1024) extern __shared__ char shared[];
     const Barriers<kCfg, RowTile> barriers{*reinterpret_cast<HopperStorage<kCfg, RowTile>*>(shared)};
@@ -101,15 +118,18 @@ __device__ __forceinline__ void grouped_mm_sm90(const HopperParams& h) {
     if (threadIdx.x == 0) barriers.init();
     block_sync();
     if (warpgroup == 0) {
-        setmaxnreg_dec<kProducerRegisters>();
+        setmaxnreg_dec<kCfg.producer_registers()>();
         const int warp = static_cast<int>(threadIdx.x) / 32;
         if (warp == 0 && lane_id() == 0) load_weights<kWLayout>(h, barriers);
         if (warp == 1 && lane_id() == 0) load_tokens(h, barriers);
-        if (warp == 2) announce_tiles(h.p, barriers, RowTiles(h.p, kCfg.n, kCfg.m));
+        if (warp == 2 && lane_id() == 0) {
+            RowQueue<kCfg> queue(h.p, *reinterpret_cast<RowTicket*>(barriers.storage.scratch));
+            announce_queue(barriers, queue);
+        }
         if (warp == 3) report_status(h.p, 96);
     } else {
-        setmaxnreg_inc<kConsumerRegisters>();
-        consume<T, kWLayout>(h.p, barriers, warpgroup - 1);
+        setmaxnreg_inc<kCfg.consumer_registers()>();
+        consume<T, kWLayout>(h, barriers, warpgroup - 1);
     }
 }
 

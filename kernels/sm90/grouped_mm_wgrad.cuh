@@ -18,17 +18,13 @@
 
 namespace cupy_gmm {
 
-// Ragged tensor maps of a and b, boxes of 64 columns by 64 rows (cupy_gmm/_tensormap.py has the arithmetic):
-// coordinates {column, kRagged - (end - row), end, kRagged} name `row` of a matrix that ends at row `end`; what lies
-// past it is zero.
+// Ragged tensor maps of a and b, boxes of 64 columns by 64 rows: see kRagged.
 struct HopperWgradParams {
     TensorMap a;
     TensorMap b;
     Params p;
 };
 static_assert(sizeof(HopperWgradParams) == 2 * 128 + 192, "mirrored by cupy_gmm/_tensormap.py");
-
-inline constexpr i32 kRagged = 1 << 30;
 
 __device__ __forceinline__ int wgrad_steps(const GroupTile& tile) {
     return (tile.end_row - tile.first_row + kTileK - 1) / kTileK;
@@ -38,15 +34,16 @@ __device__ __forceinline__ int wgrad_steps(const GroupTile& tile) {
 template <bool kRight, int kColumns, HopperConfig kCfg, class Column>
 __device__ void load_rows(const TensorMap* map, const Barriers<kCfg, GroupTile>& barriers, const Column& column_of) {
     const auto steps = [](const GroupTile& tile) { return wgrad_steps(tile); };
-    produce<!kRight>(barriers, steps, [&](const GroupTile& tile, int step, int slot) {
-        const u32 target = shared_address(barriers.storage.stage[slot]) + (kRight ? kCfg.m_bytes() : 0);
+    const auto blocks = [](const GroupTile&) { return static_cast<u32>(kCfg.stage_blocks()); };
+    produce<!kRight>(barriers, steps, blocks, [&](const GroupTile& tile, int step, u32 barrier, u32 target) {
+        target += kRight ? kCfg.m * kLineBytes : 0;
         const int col = column_of(tile);
         const i32 before_end = tile.first_row + step * kTileK - tile.end_row;
-        mbarrier_arrive_expect(barriers.loaded(slot), kColumns * kLineBytes);
+        mbarrier_arrive_expect(barrier, kColumns * kLineBytes);
 #pragma unroll
         for (int block = 0; block < kColumns / 64; ++block) {
-            tma_load_4d(target + block * 64 * kLineBytes, map, barriers.loaded(slot), col + block * 64,
-                        kRagged + before_end, tile.end_row, kRagged);
+            tma_load_4d(target + block * 64 * kLineBytes, map, barrier, col + block * 64, kRagged + before_end,
+                        tile.end_row, kRagged);
         }
     });
 }
@@ -54,7 +51,7 @@ __device__ void load_rows(const TensorMap* map, const Barriers<kCfg, GroupTile>&
 template <class T, HopperConfig kCfg>
 __device__ __forceinline__ void consume_rows(const Params& p, const Barriers<kCfg, GroupTile>& barriers,
                                              int warpgroup) {
-    RingPosition<kCfg.stages> ring;
+    StageRing<kCfg.blocks()> ring;
     RingPosition<kTileSlots> at;
     float acc[kCfg.n / 2];
     for (;; at.advance()) {
@@ -62,7 +59,8 @@ __device__ __forceinline__ void consume_rows(const Params& p, const Barriers<kCf
         if (tile.ended()) return;
 #pragma unroll
         for (int i = 0; i < kCfg.n / 2; ++i) acc[i] = 0.0f;
-        const HopperMainloop<T, true, true, kCfg, GroupTile> mainloop{barriers, warpgroup, wgrad_steps(tile)};
+        const HopperMainloop<T, true, true, kCfg.n, 1, kCfg, GroupTile> mainloop{barriers, warpgroup, wgrad_steps(tile),
+                                                                                 kCfg.stage_blocks()};
         mainloop.template loop<kCfg.n>(acc, ring);
         if (tile.end_row > tile.first_row || (p.flags & kAccumulate) == 0) {
             const WgradEpilogue<kCfg> epilogue{p, barriers.storage.staged[warpgroup][0], warpgroup, tile};
@@ -82,7 +80,7 @@ __device__ __forceinline__ void grouped_mm_wgrad_sm90(const HopperWgradParams& h
     if (threadIdx.x == 0) barriers.init();
     block_sync();
     if (warpgroup == 0) {
-        setmaxnreg_dec<kProducerRegisters>();
+        setmaxnreg_dec<kCfg.producer_registers()>();
         const int warp = static_cast<int>(threadIdx.x) / 32;
         if (warp == 0 && lane_id() == 0) {
             load_rows<false, kCfg.m>(&h.a, barriers,
@@ -100,7 +98,7 @@ __device__ __forceinline__ void grouped_mm_wgrad_sm90(const HopperWgradParams& h
         }
         if (warp == 3) report_status(h.p, 96);
     } else {
-        setmaxnreg_inc<kConsumerRegisters>();
+        setmaxnreg_inc<kCfg.consumer_registers()>();
         consume_rows<T>(h.p, barriers, warpgroup - 1);
     }
 }

@@ -11,9 +11,10 @@
 namespace cupy_gmm {
 
 // kMTransposed, kNTransposed: that operand is MN-major in shared memory, in blocks of 64 k lines by 64 mn.
-template <class T, bool kMTransposed, bool kNTransposed, HopperConfig kCfg, class Tile>
+// kHalves: blocks of 64 rows that the warpgroup multiplies; the accumulators of each begin at a multiple of kMostN / 2.
+template <class T, bool kMTransposed, bool kNTransposed, int kMostN, int kHalves, auto kCfg, class Tile>
 struct HopperMainloop {
-    static constexpr int kBlockBytes = 64 * kLineBytes;
+    static constexpr int kMBytes = kCfg.consumers() * kHalves * kBlockBytes;
     // From one 16 k to the next, in descriptor units of 16 bytes: 16 lines, or 32 bytes along a line.
     static constexpr u64 kMStep = kMTransposed ? 16 * kLineBytes / 16 : 32 / 16;
     static constexpr u64 kNStep = kNTransposed ? 16 * kLineBytes / 16 : 32 / 16;
@@ -21,13 +22,17 @@ struct HopperMainloop {
     const Barriers<kCfg, Tile>& barriers;
     int warpgroup;
     int steps;
+    u32 blocks;  // of a stage
 
-    // The extent of the n side, a multiple of 16, is chosen outside of the loop over k.
+    // The extent of the n side is chosen outside of the loop over k. Products with one half are rarely short, so they
+    // come in fewer extents.
+    static constexpr int next(int n) { return n + (kHalves == 2 || n >= 192 ? 16 : n == 16 ? 48 : 32); }
+
     template <int kN = 16>
-    __device__ __forceinline__ void run(float* acc, int n, RingPosition<kCfg.stages>& ring) const {
-        if constexpr (kN < kCfg.n) {
+    __device__ __forceinline__ void run(float* acc, int n, StageRing<kCfg.blocks()>& ring) const {
+        if constexpr (kN < kMostN) {
             if (n > kN) {
-                run<kN + 16>(acc, n, ring);
+                run<next(kN)>(acc, n, ring);
                 return;
             }
         }
@@ -35,23 +40,28 @@ struct HopperMainloop {
     }
 
     template <int kN>
-    __device__ __forceinline__ void loop(float* acc, RingPosition<kCfg.stages>& ring) const {
+    __device__ __forceinline__ void loop(float* acc, StageRing<kCfg.blocks()>& ring) const {
         u32 last = 0;
         for (int step = 0; step < steps; ++step) {
-            wait_for(barriers.loaded(ring.slot), ring.phase);
-            const u32 stage = shared_address(barriers.storage.stage[ring.slot]);
-            const u64 m = wgmma_descriptor(stage + warpgroup * kBlockBytes, 0, 8 * kLineBytes);
-            const u64 n = wgmma_descriptor(stage + kCfg.m_bytes(), kNTransposed ? kBlockBytes : 0, 8 * kLineBytes);
+            wait_for(barriers.loaded(ring.slot()), ring.phase());
+            ring.fit(blocks);
+            const u32 stage = barriers.ring() + ring.offset();
+            const u64 m = wgmma_descriptor(stage + warpgroup * kHalves * kBlockBytes, 0, 8 * kLineBytes);
+            const u64 n = wgmma_descriptor(stage + kMBytes, kNTransposed ? kBlockBytes : 0, 8 * kLineBytes);
             wgmma_fence();
 #pragma unroll
             for (int k16 = 0; k16 < kTileK / 16; ++k16) {
-                Wgmma<T, kN, kMTransposed, kNTransposed>::run(acc, m + k16 * kMStep, n + k16 * kNStep);
+#pragma unroll
+                for (int half = 0; half < kHalves; ++half) {
+                    Wgmma<T, kN, kMTransposed, kNTransposed>::run(
+                        acc + half * kMostN / 2, m + k16 * kMStep + half * (kBlockBytes / 16), n + k16 * kNStep);
+                }
             }
             wgmma_commit();
             wgmma_wait<1>();
             if (step > 0 && lane_id() == 0) mbarrier_arrive(last);  // the stage before has been read
-            last = barriers.consumed(ring.slot);
-            ring.advance();
+            last = barriers.consumed(ring.slot());
+            ring.advance(blocks);
         }
         wgmma_wait<0>();
         if (steps > 0 && lane_id() == 0) mbarrier_arrive(last);

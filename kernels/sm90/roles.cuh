@@ -9,6 +9,7 @@
 #include "../ptx/cp_async.cuh"
 #include "../ptx/misc.cuh"
 #include "config.cuh"
+#include "stage_ring.cuh"
 
 namespace cupy_gmm {
 
@@ -16,10 +17,19 @@ namespace cupy_gmm {
 // (bench/notes/0003-hopper-forward.md).
 inline constexpr int kClaimAhead = 6;
 
-template <HopperConfig kCfg, class Tile>
+// Where the nth tile of a CTA is announced; one register where RingPosition takes two.
+struct TileSlot {
+    u32 nth;
+    __device__ explicit TileSlot(u32 nth_) : nth(nth_) {}
+    __device__ int slot() const { return static_cast<int>(nth % kTileSlots); }
+    __device__ u32 phase() const { return nth / kTileSlots & 1; }
+};
+
+template <auto kCfg, class Tile>
 struct Barriers {
     HopperStorage<kCfg, Tile>& storage;
 
+    __device__ u32 ring() const { return shared_address(storage.ring); }
     __device__ u32 loaded(int slot) const { return shared_address(&storage.loaded[slot]); }
     __device__ u32 consumed(int slot) const { return shared_address(&storage.consumed[slot]); }
     __device__ u32 announced(int slot) const { return shared_address(&storage.announced[slot]); }
@@ -27,7 +37,7 @@ struct Barriers {
     __device__ u32 claim() const { return shared_address(&storage.claim); }
 
     __device__ void init() const {
-        for (int s = 0; s < kCfg.stages; ++s) {
+        for (int s = 0; s < kStageSlots; ++s) {
             mbarrier_init(loaded(s), 2);                       // the two loading threads
             mbarrier_init(consumed(s), 4 * kCfg.consumers());  // one lane of each consumer warp
         }
@@ -41,7 +51,7 @@ struct Barriers {
 };
 
 // One whole warp takes tickets and announces tiles. tiles.at(ticket) -> Tile, called by all lanes.
-template <HopperConfig kCfg, class Tile, class Tiles>
+template <auto kCfg, class Tile, class Tiles>
 __device__ void announce_tiles(const Params& p, const Barriers<kCfg, Tile>& barriers, const Tiles& tiles) {
     i32 ticket = static_cast<i32>(blockIdx.x);
     RingPosition<kTileSlots> at;
@@ -64,30 +74,67 @@ __device__ void announce_tiles(const Params& p, const Barriers<kCfg, Tile>& barr
     }
 }
 
-// A loading thread: body(tile, step, slot) for each of steps_of(tile) stages of every tile. One of the two claims.
-template <bool kClaims, HopperConfig kCfg, class Tile, class Steps, class Body>
-__device__ __forceinline__ void produce(const Barriers<kCfg, Tile>& barriers, const Steps& steps_of, const Body& body) {
-    RingPosition<kCfg.stages> ring;
-    RingPosition<kTileSlots> at;
-    for (;; at.advance()) {
-        wait_for(barriers.announced(at.slot), at.phase);
-        const Tile tile = barriers.storage.tile[at.slot];
-        mbarrier_arrive(barriers.forgotten(at.slot));
+// As `announce_tiles`, by one thread: queue.describe(tile), which has no rows if there is nothing to do, and claim().
+template <auto kCfg, class Tile, class Queue>
+__device__ void announce_queue(const Barriers<kCfg, Tile>& barriers, const Queue& queue) {
+    u32& nth = queue.mine.announced;
+    for (nth = 0;; queue.claim()) {
+        wait_for(barriers.forgotten(TileSlot(nth).slot()), TileSlot(nth).phase() ^ 1);
+        Tile& tile = barriers.storage.tile[TileSlot(nth).slot()];
+        queue.describe(tile);
+        if (tile.rows == 0) continue;
+        const bool ended = tile.ended();
+        mbarrier_arrive(barriers.announced(TileSlot(nth).slot()));
+        if (ended) return;
+        wait_for(barriers.claim(), nth & 1);
+        ++nth;
+    }
+}
+
+// A loading thread: body(tile, step, barrier, address) for each of steps_of(tile) stages of every tile, of
+// blocks_of(tile) blocks each. One of the two claims.
+template <bool kClaims, auto kCfg, class Tile, class Steps, class Blocks, class Body>
+__device__ __forceinline__ void produce(const Barriers<kCfg, Tile>& barriers, const Steps& steps_of,
+                                        const Blocks& blocks_of, const Body& body) {
+    LoadState& state = barriers.storage.loading[kClaims];
+    LoadRing<kCfg.blocks()> ring(state.starts);
+    for (state.tiles = 0;; ++state.tiles) {
+        const TileSlot at(state.tiles);
+        wait_for(barriers.announced(at.slot()), at.phase());
+        const Tile tile = barriers.storage.tile[at.slot()];
+        mbarrier_arrive(barriers.forgotten(at.slot()));
         if (tile.ended()) return;
         const int steps = steps_of(tile);
         const int claim_at = steps > kClaimAhead ? steps - kClaimAhead : 0;
         if (kClaims && steps == 0) mbarrier_arrive(barriers.claim());
+        if (steps > 0) ring.plan(blocks_of(tile));
         for (int step = 0; step < steps; ++step) {
             if (kClaims && step == claim_at) mbarrier_arrive(barriers.claim());
-            wait_for(barriers.consumed(ring.slot), ring.phase ^ 1);
-            body(tile, step, ring.slot);
-            ring.advance();
+            ring.acquire([&](int slot) { return barriers.consumed(slot); });
+            body(tile, step, barriers.loaded(ring.slot()), barriers.ring() + ring.offset());
+            ring.filled(blocks_of(tile));
+            if (step + 1 < steps) ring.plan(blocks_of(tile));
         }
     }
 }
 
+// A consumer thread: the announced tile, to be read where it stands until `forget_tile`, which spares the registers.
+template <auto kCfg, class Tile>
+__device__ __forceinline__ const Tile& await_tile(const Barriers<kCfg, Tile>& barriers,
+                                                  const RingPosition<kTileSlots>& at) {
+    wait_for(barriers.announced(at.slot), at.phase);
+    return barriers.storage.tile[at.slot];
+}
+
+// Called by whole warps, after the last of their threads has read the tile.
+template <auto kCfg, class Tile>
+__device__ __forceinline__ void forget_tile(const Barriers<kCfg, Tile>& barriers, const RingPosition<kTileSlots>& at) {
+    warp_sync();
+    if (lane_id() == 0) mbarrier_arrive(barriers.forgotten(at.slot));
+}
+
 // A consumer warp: one lane reads the announced tile and lets go of it; the others hear of it from that lane.
-template <HopperConfig kCfg, class Tile>
+template <auto kCfg, class Tile>
 __device__ __forceinline__ Tile receive_tile(const Barriers<kCfg, Tile>& barriers, const RingPosition<kTileSlots>& at) {
     Tile tile{};
     if (lane_id() == 0) {

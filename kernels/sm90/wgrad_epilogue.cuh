@@ -123,7 +123,7 @@ struct WgradEpilogue {
         for_each_plain_chunk(acc, [&](int row, int col, const Chunk& chunk) {
             pieces.save(tile.piece, first_row + row, col / 8, chunk);
         });
-        if (!arrive_last(p.tickets + 1 + slot * kCfg.consumers() + warpgroup)) return;
+        if (!arrive_last(p.tickets + kTicketWords + slot * kCfg.consumers() + warpgroup)) return;
         const int thread = static_cast<int>(threadIdx.x) % 128;
         const int chunks = (at.cols + 7) / 8;
         for (int i = thread; i < at.rows * chunks; i += 128) {

@@ -77,6 +77,7 @@ void exchange_in_warp(int kind, uint64_t value, uint64_t (&all)[32]) {
 static void enter_fiber() {
     (*kernel_body)();
     if (!current->products.empty()) fail("a thread ends with products in flight");
+    if (!current->stores.empty()) fail("a thread ends before its stores have read shared memory");
     current->done = true;
     ++progress;
     for (;;) give_way(Waits::kNothing);

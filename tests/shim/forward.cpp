@@ -5,10 +5,12 @@
 
 using namespace cupy_gmm;
 
+static constexpr HopperRowsConfig kConfig{.columns = 256, .wide_tokens = 208, .tokens = 256, .ring = 24};
+
 extern "C" size_t params_bytes() { return sizeof(HopperParams); }
 
 extern "C" const char* run(const void* params, int half, int k_major, unsigned grid, int seed) {
-    return run_threads<HopperParams>(params, grid, seed, [=](const HopperParams& h) {
+    return run_threads<kConfig, HopperParams>(params, grid, seed, [=](const HopperParams& h) {
         if (half && k_major) return grouped_mm_sm90<kConfig, fp16, Layout::kKMajor>(h);
         if (half) return grouped_mm_sm90<kConfig, fp16, Layout::kMnMajor>(h);
         if (k_major) return grouped_mm_sm90<kConfig, bf16, Layout::kKMajor>(h);

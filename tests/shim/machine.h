@@ -44,6 +44,10 @@ inline constexpr uint32_t kMapMagic = 0x7a5a1234;
 static_assert(sizeof(FakeMap) == 104, "packed by test_hopper_on_cpu.py");
 
 void copy_box(unsigned target, const void* map, unsigned barrier, int rank, const int (&at)[4]);
+// Stores read shared memory as late as legal, at the wait that covers them.
+void store_box(unsigned source, const void* map, int rank, const int (&at)[4]);
+void store_commit();
+void store_wait(int pending);
 
 // Tensor cores (products.cpp)
 struct Shape {

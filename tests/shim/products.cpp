@@ -27,17 +27,24 @@ static void check_descriptor(uint64_t descriptor) {
     if ((descriptor >> 46 & 0xffff) != 0) fail("a matrix descriptor with reserved bits");
 }
 
-static void hide_accumulators(float* accumulators, int n) {
-    std::memcpy(current->hidden, accumulators, sizeof(float) * n / 2);
-    current->accumulators = accumulators;
-    current->accumulated_n = n;
-    current->commits = 0;
+// The set that these accumulators are, hidden from now on if they were not in flight.
+static int set_of(float* accumulators, int n) {
+    std::vector<Accumulators>& sets = current->sets;
+    for (size_t i = 0; i < sets.size(); ++i) {
+        if (sets[i].kernels == accumulators && sets[i].n == n) return static_cast<int>(i);
+        if (accumulators < sets[i].kernels + sets[i].n / 2 && sets[i].kernels < accumulators + n / 2) {
+            fail("other accumulators in the same registers are in flight");
+        }
+    }
+    sets.push_back({accumulators, n, {}});
+    std::memcpy(sets.back().hidden, accumulators, sizeof(float) * n / 2);
+    for (int i = 0; i < n / 2; ++i) accumulators[i] = std::numeric_limits<float>::quiet_NaN();
+    return static_cast<int>(sets.size()) - 1;
 }
 
-static void check_untouched(const float* accumulators, int n) {
-    if (current->accumulators != accumulators || current->accumulated_n != n) fail("other accumulators are in flight");
-    for (int i = 0; i < n / 2; ++i) {
-        if (!std::isnan(accumulators[i])) fail("accumulators are touched in flight");
+static void check_untouched(const Accumulators& set) {
+    for (int i = 0; i < set.n / 2; ++i) {
+        if (!std::isnan(set.kernels[i])) fail("accumulators are touched in flight");
     }
 }
 
@@ -45,12 +52,12 @@ void product_issue(const Shape& shape, float* accumulators, uint64_t a, uint64_t
     check_descriptor(a);
     check_descriptor(b);
     if (current->products.empty()) {
-        hide_accumulators(accumulators, shape.n);
-    } else {
-        check_untouched(accumulators, shape.n);
+        current->sets.clear();
+        current->commits = 0;
     }
-    for (int i = 0; i < shape.n / 2; ++i) accumulators[i] = std::numeric_limits<float>::quiet_NaN();
-    current->products.push_back({shape, a, b, current->commits});
+    const int set = set_of(accumulators, shape.n);
+    check_untouched(current->sets[set]);
+    current->products.push_back({shape, set, a, b, current->commits});
 }
 
 void product_commit() { ++current->commits; }
@@ -72,6 +79,7 @@ static float element(uint64_t descriptor, bool half, bool transposed, int mn, in
 // This thread's part: rows 16 w + l / 4 and eight further down; of every eight columns 2 (l % 4) and the next.
 static void execute(const Product& product) {
     const Shape& shape = product.shape;
+    float* const hidden = current->sets[product.set].hidden;
     const int lane = current->thread % 32;
     const int first_row = current->thread % 128 / 32 * 16 + lane / 4;
     float a[2][kProductK];
@@ -89,8 +97,8 @@ static void execute(const Product& product) {
             upper += a[0][k] * b;
             lower += a[1][k] * b;
         }
-        current->hidden[i / 2 * 4 + i % 2] += upper;
-        current->hidden[i / 2 * 4 + 2 + i % 2] += lower;
+        hidden[i / 2 * 4 + i % 2] += upper;
+        hidden[i / 2 * 4 + 2 + i % 2] += lower;
     }
 }
 
@@ -104,7 +112,9 @@ void product_wait(int pending) {
         products.pop_front();
     }
     if (products.empty()) {
-        std::memcpy(current->accumulators, current->hidden, sizeof(float) * current->accumulated_n / 2);
+        for (const Accumulators& set : current->sets) {
+            std::memcpy(set.kernels, set.hidden, sizeof(float) * set.n / 2);
+        }
     }
 }
 

@@ -37,9 +37,23 @@ struct Cta {
 
 struct Product {
     Shape shape;
+    int set;  // of accumulators
     uint64_t a;
     uint64_t b;
     int group;  // commits before it
+};
+
+struct Store {
+    unsigned source;
+    FakeMap map;
+    int at[4];
+    int group;  // commits before it
+};
+
+struct Accumulators {
+    float* kernels;  // own
+    int n;           // of the products: n / 2 values
+    float hidden[128];
 };
 
 enum class Waits { kNothing, kBlock, kWarp, kNamed };
@@ -61,9 +75,10 @@ struct Fiber {
     // Products in flight, and the accumulators' true values while the kernel's own hold NaN.
     std::deque<Product> products;
     int commits = 0;
-    float* accumulators = nullptr;
-    int accumulated_n = 0;
-    float hidden[128] = {};
+    std::vector<Accumulators> sets;
+    // Stores of boxes that have not read shared memory yet, and how many groups were committed.
+    std::deque<Store> stores;
+    int store_commits = 0;
 };
 
 extern Fiber* current;  // null while the scheduler itself runs

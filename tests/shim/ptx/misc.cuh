@@ -32,6 +32,8 @@ inline void fence_device() {}
 
 inline int lane_id() { return static_cast<int>(threadIdx.x & 31u); }
 
+inline int forgotten(int value) { return value; }
+
 inline u32 warp_ballot(bool predicate) {
     u32 all[32];
     exchange<u32>(kBallot, predicate, all);
@@ -69,5 +71,10 @@ inline i32 atomic_add(i32* address, i32 value) {
     return before;
 }
 inline void atomic_or(i32* address, i32 value) { *address |= value; }
+inline u64 atomic_cas(u64* address, u64 expected, u64 value) {
+    const u64 before = *address;
+    if (before == expected) *address = value;
+    return before;
+}
 
 }  // namespace cupy_gmm

@@ -24,4 +24,17 @@ inline void tma_load_4d(u32 shared, const TensorMap* map, u32 barrier, i32 c0, i
     shim::copy_box(shared, map, barrier, 4, {c0, c1, c2, c3});
 }
 
+inline void tma_store_4d(const TensorMap* map, u32 shared, i32 c0, i32 c1, i32 c2, i32 c3) {
+    shim::store_box(shared, map, 4, {c0, c1, c2, c3});
+}
+inline void tma_store_commit() { shim::store_commit(); }
+template <int kPending>
+void tma_store_wait_read() {
+    shim::store_wait(kPending);
+}
+template <int kPending>
+void tma_store_wait() {
+    shim::store_wait(kPending);
+}
+
 }  // namespace cupy_gmm
