@@ -88,3 +88,16 @@ def replays(path: str) -> list[Problem]:
         for each in load(path)
         for rows, k, n in REPLAYS
     ]
+
+
+def chosen(names: list[str] | None, counts: list[str] | None = None) -> list[Problem]:
+    """Problems by name (all when there is none), and those of files of recorded counts.
+
+    Raises:
+        ValueError: There is no such problem.
+    """
+    everything = [*PROBLEMS, *(each for path in counts or () for each in replays(path))]
+    known = [each.name for each in everything]
+    if unknown := [name for name in names or () if name not in known]:
+        raise ValueError(f"no problem is called {', '.join(unknown)}; there are {', '.join(known)}")
+    return [each for each in everything if not names or each.name in names]

@@ -1,9 +1,14 @@
 """How every table of this folder is timed: all contenders in turn, on a hot card, with a cold L2, by device events.
 
-One round runs each contender once. Before each run a buffer larger than the L2 is overwritten, which also gives the
-host time to enqueue the run, so that launch gaps do not count. Medians over the rounds are compared by ratio.
+Under load the card lowers its clock until it draws its power limit, and a number taken before that is up to a quarter
+too good. So a large product runs for a second before the rounds of a problem, and again before every timed run: each
+contender has the same neighbour, whoever comes before it and however little power it draws itself. Then a buffer
+larger than the L2 is overwritten. Meanwhile the host is far ahead, so that launch gaps do not count. The order is drawn
+anew in each round. Nothing waits between rounds. Medians are compared by ratio.
 """
 
+import functools
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -12,53 +17,89 @@ from typing import Any
 import torch
 
 FLUSH_BYTES = 256 << 20
-HOT_SECONDS = 3.0
+LOAD_EXTENT = 8192  # of the product that keeps the card hot: 1.1 TFLOP, 1.4 to 1.8 ms
+HOT_SECONDS = 1.0
+FIRST_HOT_SECONDS = 3.0  # from cold: the temperature settles too
+
+
+@functools.cache
+def _load() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    # Random data: a product of zeros draws a third less power.
+    shape = (LOAD_EXTENT, LOAD_EXTENT)
+    a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return a, b, torch.empty_like(a)
+
+
+def load() -> None:
+    """Enqueues one product that draws all the power there is."""
+    a, b, out = _load()
+    torch.mm(a, b, out=out)
+
+
+@functools.cache
+def _buffer() -> torch.Tensor:
+    return torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
 
 
 def heat(seconds: float = HOT_SECONDS) -> None:
-    """Runs a large product until the card has settled at its power limit."""
-    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    """Runs the load until the card has settled at its power limit."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        for _ in range(8):
-            a @ a
+        for _ in range(16):
+            load()
         torch.cuda.synchronize()
 
 
-def interleaved(contenders: Mapping[str, Callable[[], Any]], rounds: int = 20, warmup: int = 3) -> dict[str, float]:
-    """Median device time of each contender in microseconds.
+def interleaved(
+    contenders: Mapping[str, Callable[[], Any]], rounds: int = 20, seconds: float = HOT_SECONDS, warmup: int = 2
+) -> dict[str, list[float]]:
+    """Device times of each contender in microseconds, one a round.
 
     Args:
         contenders: Name -> a call that enqueues work on torch's current stream and returns at once.
         rounds: Timed runs of each.
-        warmup: Untimed runs of each before.
+        seconds: How long the card is loaded first; 0 where it is hot.
+        warmup: Untimed runs of each before that.
     """
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     for _ in range(warmup):
         for call in contenders.values():
             call()
-    torch.cuda.synchronize()
+    flush, order, shuffled = _buffer(), list(contenders), random.Random(0)
     pairs: dict[str, list[tuple[Any, Any]]] = {name: [] for name in contenders}
+    heat(seconds)
     for _ in range(rounds):
-        for _ in range(8):  # after a wait the device is idle: let the host run ahead before the first contender
-            flush.fill_(1)
-        for name, call in contenders.items():
+        shuffled.shuffle(order)
+        for name in order:
+            load()
             flush.fill_(1)
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
-            call()
+            contenders[name]()
             end.record()
             pairs[name].append((begin, end))
-        torch.cuda.synchronize()
-    return {name: statistics.median(b.elapsed_time(e) for b, e in found) * 1e3 for name, found in pairs.items()}
+    torch.cuda.synchronize()
+    return {name: [begin.elapsed_time(end) * 1e3 for begin, end in found] for name, found in pairs.items()}
+
+
+def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
+    """The median of each contender."""
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def spread(found: list[float]) -> float:
+    """Half the distance between the quartiles, as a share of the median."""
+    if len(found) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(found, n=4)
+    return (high - low) / 2 / middle
 
 
 def copy_bandwidth() -> float:
     """Bytes read and written per second by a large device-to-device copy."""
     source = torch.randint(0, 255, (4 << 30,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    micros = interleaved({"copy": lambda: target.copy_(source)}, rounds=10)["copy"]
-    return 2 * source.numel() / (micros * 1e-6)
+    found = interleaved({"copy": lambda: target.copy_(source)}, rounds=10, seconds=0)["copy"]
+    return 2 * source.numel() / (statistics.median(found) * 1e-6)
 
 
 def host_micros(call: Callable[[], Any], calls: int = 100, repeats: int = 25) -> float:
