@@ -26,11 +26,11 @@ endif
 CLANG_FORMAT = $(PY) -c "from clang_format import clang_format; clang_format()"
 CUDA_FILES = $(shell find kernels tests/shim -name '*.cuh' -o -name '*.cu' -o -name '*.h' -o -name '*.cpp' | sort)
 
-.PHONY: help demo test gpu lint format check bench clean
+.PHONY: help demo test gpu lint format check bench bench-gpu clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /    make \1\t/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## /    make \1\t/p' Makefile | expand -t 20
 
 demo:  ## one expert layer, forward and backward, checked number by number
 	$(call ready,demo,cli)
@@ -59,10 +59,12 @@ format:  ## rewrite all files in the house's format
 
 check: lint test  ## what a change must pass: lint, then test
 
-bench:  ## times of bench/shapes.py on this GPU, against limits and PyTorch; writes bench/results/bench.json
+bench-gpu:  ## times of bench/shapes.py on this GPU, against limits and peers; writes bench/results/bench.json
 	$(call ready,bench,bench)
 	@$(PY) tools/setup_env.py check bench
 	$(PY) -m bench.products --out bench/results/bench.json $(BENCH_ARGS)
+
+bench: bench-gpu
 
 clean:  ## remove caches and builds; .venv stays
 	rm -rf .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from bench import cublas, timing, trees, work
+from bench import timing, trees, work
+from bench.peers import cublas
 from bench.shapes import Problem
 
 REPEATS = 10  # calls of a check whose bits must agree
@@ -92,8 +93,8 @@ def time(job: dict[str, Any], fit: dict[str, list[int]]) -> None:
                 "problem": found.problem.name,
                 "op": found.op,
                 "bytes": work.moved_bytes(found.problem, found.op),
-                "us": timing.medians(times),
-                "spread": {name: timing.spread(each) for name, each in times.items()},
+                "us": times.medians(),
+                "spread": {name: times.spread(name) for name in contenders},
                 "wrong": wrong,
             }
         )

@@ -1,6 +1,8 @@
 """What a record of a run must say of itself: sources, device, versions, clocks."""
 
+import contextlib
 import datetime
+import importlib.metadata
 import subprocess
 from typing import Any
 
@@ -14,6 +16,20 @@ def _output(*command: str) -> str:
         return "unknown"
 
 
+PACKAGES = (
+    "cupy-cuda12x", "cupy-cuda13x", "cuda-bindings", "numpy", "torch", "jax", "quack-kernels", "nvidia-cutlass-dsl",
+)  # fmt: skip
+
+
+def packages() -> dict[str, str]:
+    """Versions of what is installed of `PACKAGES`."""
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
 def run(commit: str | None = None) -> dict[str, Any]:
     """Commit, digest of the kernels, device, driver, compiler and the clocks of this moment."""
     device = _device.info(0)
@@ -25,6 +41,7 @@ def run(commit: str | None = None) -> dict[str, Any]:
         "arch": device.arch,
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "driver_cuda": ".".join(map(str, device.driver_version)),
-        "nvrtc": _nvrtc.version(),
+        "nvrtc": _nvrtc.version(),  # the toolkit that compiles the kernels
+        "packages": packages(),
         "clocks_power": _output("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw", "--format=csv,noheader"),
     }

@@ -1,85 +1,114 @@
-"""Times the grouped products against their roofs and against PyTorch: `python -m bench.products`.
+"""Times the grouped products against their roofs and against peers: `python -m bench.products`.
 
 Roofs: `dense`, one cuBLAS product of the same FLOPs (weight gradient: cuBLAS batched over groups of rows / G rows), and
 `bytes`, every operand moved once at the bandwidth of a large copy, both in the same run; the limit is the larger one.
+All contenders of a row take turns on one hot card (`bench.timing`). Ours is timed only where its result is right.
 """
 
 import argparse
 import json
 import pathlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import cupy
 import torch
 from rich.console import Console
-from rich.table import Table
 
 import cupy_gmm
-from bench import cublas, facts, timing, work
-from bench.shapes import Problem, chosen
+from bench import facts, peers, report, timing, work
+from bench.clocks import Clocks
+from bench.peers import Peer, cublas
+from bench.shapes import chosen
 from cupy_gmm import _call, _config, ops
 
+SLOW_ROUNDS = 3
 
-def ours(found: work.Work, configs: list[str | None]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Our calls: choosing by itself with a Schedule and with offsets, then every forced tuning point."""
-    out = found.poisoned()
+
+def ours(found: work.Work, out: torch.Tensor, forced: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Our calls: choosing by itself with a Schedule and with offsets, then every tuning point if `forced`."""
     schedule = ops.make_schedule(found.offs, found.problem.rows)
     yield "ours", lambda: work.call_of(ops, found, schedule, out=out)
-    yield "ours+schedule", lambda: work.call_of(ops, found, found.offs, out=out)
-    for config in configs:
-        yield f"ours:{config}", lambda config=config: work.call_of(ops, found, found.offs, out=out, config=config)
+    yield "ours_schedule", lambda: work.call_of(ops, found, found.offs, out=out)
+    kind = _config.WGRAD if found.is_wgrad else _config.GROUPED_MM
+    for config in _config.configs_of(kind) if forced else []:
+        if config.vectorised:
+            name = config.name
+            yield f"ours:{name}", lambda name=name: work.call_of(ops, found, found.offs, out=out, config=name)
 
 
-def measure(problem: Problem, op: str, bandwidth: float, configs: list[str | None], rounds: int) -> dict[str, Any]:
+def judged(found: work.Work, forced: bool) -> peers.Gathered:
+    """Our calls that are right, each on an output that was NaN all over."""
+    kept, out = peers.Gathered(), found.poisoned()
+    for name, call in ours(found, out, forced):
+        try:
+            out.fill_(torch.nan)
+            error = float(found.error(call()))
+        except Exception as failure:
+            kept.out[name] = peers.sentence(failure)
+            continue
+        kept.errors[name] = error
+        if error <= 1:
+            kept.calls[name] = call
+        else:
+            kept.out[name] = f"wrong: error over bound {error:.3g}"
+    return kept
+
+
+def config_of(found: work.Work) -> str | None:
+    """Name of the tuning point that the library chose."""
+    op = _config.WGRAD if found.is_wgrad else _config.GROUPED_MM
+    plans = [plan for plan in _call.plans.values() if plan.problem.op == op]
+    return plans[0].config.name if plans else None
+
+
+def slow_times(found: work.Work, wanted: list[Peer]) -> tuple[peers.Gathered, dict[str, float]]:
+    """Peers so slow that they would let the card cool: apart, in few rounds."""
+    gathered = peers.gather(found, wanted)
+    if not gathered.calls:
+        return gathered, {}
+    return gathered, timing.interleaved(gathered.calls, SLOW_ROUNDS, seconds=0, warmup=0).medians()
+
+
+def measure(
+    found: work.Work, bandwidth: float, wanted: list[Peer], forced: bool, rounds: int, clocks: Clocks
+) -> dict[str, Any]:
     """One record of the table."""
-    found = work.make(problem, op)
-    contenders = {"dense": cublas.dense(found), "torch": cublas.grouped(found)} | dict(ours(found, configs))
-    error = float(found.error(contenders["ours+schedule"]()))
-    times = timing.medians(timing.interleaved(contenders, rounds))
-    bytes_us = work.moved_bytes(problem, op) / bandwidth * 1e6
-    chosen = next(plan.config.name for plan in _call.plans.values() if plan.problem.rows == problem.rows)
-    record = {
-        "problem": problem.name, "op": op, "dtype": "bfloat16", "groups": problem.groups, "rows": problem.rows,
-        "k": problem.k, "n": problem.n, "dense_us": times["dense"], "bytes_us": bytes_us,
-        "limit_us": max(times["dense"], bytes_us), "ours_us": times["ours"], "ours_schedule_us": times["ours+schedule"],
-        "torch_us": times["torch"], "config": chosen, "worst_error": error,
+    problem, began = found.problem, time.monotonic()
+    own = judged(found, forced)
+    config = config_of(found)
+    others = peers.gather(found, [peer for peer in wanted if not peer.slow])
+    contenders = {"dense": cublas.dense(found)} | own.calls | others.calls
+    way = next((peer.crossing for peer in wanted if peer.crossing and peer.name in peers.names(others.calls)), None)
+    if way is not None:
+        contenders["crossing"] = way(found)
+    prepared = time.monotonic()
+    times = timing.interleaved(contenders, rounds)
+    timed = time.monotonic()
+    slow, slow_us = slow_times(found, [peer for peer in wanted if peer.slow])
+    us = times.medians()
+    bytes_us = work.moved_bytes(problem, found.op) / bandwidth * 1e6
+    record: dict[str, Any] = {
+        "problem": problem.name, "op": found.op, "dtype": "bfloat16", "groups": problem.groups, "rows": problem.rows,
+        "k": problem.k, "n": problem.n, "dense_us": us["dense"], "bytes_us": bytes_us,
+        "limit_us": max(us["dense"], bytes_us), "ours_us": us.get("ours"),
+        "ours_schedule_us": us.get("ours_schedule"), "config": config,
     }  # fmt: skip
-    record["forced_us"] = {name.removeprefix("ours:"): us for name, us in times.items() if name.startswith("ours:")}
+    record |= peers.concluded(wanted, us | slow_us)
+    record["forced_us"] = {name.removeprefix("ours:"): each for name, each in us.items() if name.startswith("ours:")}
+    record |= ({"crossing_us": us["crossing"]} if way else {}) | clocks.during(times.window)
+    record["spread"] = {name: round(times.spread(name), 4) for name in ("dense", "ours", "torch") if name in us}
+    record["errors"] = own.errors | others.errors | slow.errors
+    record["out"] = own.out | others.out | slow.out
+    seconds = {"prepare": prepared - began, "rounds": timed - prepared, "slow": time.monotonic() - timed}
+    record["seconds"] = {name: round(each, 2) for name, each in seconds.items()}
     _call.plans.clear()
     return record
 
 
-def table(records: list[dict[str, Any]]) -> Table:
-    """The printed form of the records."""
-    view = Table(title="microseconds (median); ratios above 1 mean ours is faster")
-    for column in (
-        "problem",
-        "op",
-        "dense",
-        "bytes",
-        "ours",
-        "+schedule",
-        "torch",
-        "dense/ours",
-        "limit/ours",
-        "torch/ours",
-    ):
-        view.add_column(column, justify="left" if column in ("problem", "op") else "right")
-    view.add_column("config (forced: us)")
-    for r in records:
-        forced = ", ".join(f"{name}: {us:.0f}" for name, us in r["forced_us"].items())
-        view.add_row(
-            r["problem"], r["op"], f"{r['dense_us']:.0f}", f"{r['bytes_us']:.0f}", f"{r['ours_us']:.0f}",
-            f"{r['ours_schedule_us']:.0f}", f"{r['torch_us']:.0f}", f"{r['dense_us'] / r['ours_us']:.3f}",
-            f"{r['limit_us'] / r['ours_us']:.3f}", f"{r['torch_us'] / r['ours_us']:.3f}",
-            r["config"] + (f" ({forced})" if forced else ""),
-        )  # fmt: skip
-    return view
-
-
 def host_costs() -> dict[str, float]:
     """Host microseconds of one warm `grouped_mm` call from CuPy arrays; the device finishes sooner."""
+    import cupy
     import ml_dtypes
 
     x = cupy.ones((64, 64), dtype=ml_dtypes.bfloat16)
@@ -95,31 +124,51 @@ def host_costs() -> dict[str, float]:
     }
 
 
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--problem", action="append", help="name of a problem; all when left out")
+    found.add_argument("--counts", action="append", default=[], help="file of recorded counts to replay as well")
+    found.add_argument("--op", action="append", choices=work.OPS, help="all when left out")
+    found.add_argument("--peer", action="append", choices=[*peers.registry(), "none"], help="by default all fast ones")
+    found.add_argument("--forced", action="store_true", help="also time every tuning point that can run the call")
+    found.add_argument("--rounds", type=int, default=20)
+    found.add_argument("--out", type=pathlib.Path, help="where to write the JSON records; rewritten after each")
+    found.add_argument("--commit", help="where there is no git: the commit of the tree")
+    return found
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problem", action="append", help="name of a problem; all when left out")
-    parser.add_argument("--counts", action="append", default=[], help="file of recorded counts to replay as well")
-    parser.add_argument("--op", action="append", choices=work.OPS, help="all when left out")
-    parser.add_argument("--forced", action="store_true", help="also time every tuning point that can run the call")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--out", type=pathlib.Path, help="where to write the JSON records")
-    parser.add_argument("--commit", help="where there is no git: the commit of the tree")
-    args = parser.parse_args()
+    options = parser()
+    args = options.parse_args()
+    known = peers.registry()
+    wanted = [known[name] for name in args.peer or peers.DEFAULT if name != "none"]
+    try:
+        problems = chosen(args.problem, args.counts)
+    except ValueError as error:
+        options.error(str(error))
+    console, began = Console(width=200), time.monotonic()
     timing.heat(timing.FIRST_HOT_SECONDS)
     bandwidth = timing.copy_bandwidth()
-    records = []
-    for problem in chosen(args.problem, args.counts):
-        for op in args.op or work.OPS:
-            kind = _config.WGRAD if op == "weight-gradient" else _config.GROUPED_MM
-            configs = [c.name for c in _config.configs_of(kind) if c.vectorised] if args.forced else []
-            records.append(measure(problem, op, bandwidth, configs, args.rounds))  # type: ignore[arg-type]
-            torch.cuda.empty_cache()
-    Console(width=200).print(table(records))
-    host = host_costs()
-    print({name: round(us, 1) for name, us in host.items()}, f"copy {bandwidth / 1e12:.2f} TB/s")
-    if args.out:
-        document = {"run": facts.run(args.commit) | {"copy_bytes_per_s": bandwidth} | host, "records": records}
-        args.out.write_text(json.dumps(document, indent=1) + "\n")
+    document: dict[str, Any] = {"run": facts.run(args.commit) | {"copy_bytes_per_s": bandwidth}, "records": []}
+    uuid = str(torch.cuda.get_device_properties(0).uuid)
+    with Clocks(f"GPU-{uuid.removeprefix('GPU-')}") as clocks:
+        for problem in problems:
+            for op in args.op or work.OPS:
+                record = measure(work.make(problem, op), bandwidth, wanted, args.forced, args.rounds, clocks)
+                torch.cuda.empty_cache()
+                document["records"].append(record)
+                write(document, args.out)
+                console.print(
+                    f"{time.monotonic() - began:6.1f} s  {problem.name} {op} {record['seconds']}", markup=False
+                )
+    document["run"] |= host_costs() | {"seconds": round(time.monotonic() - began, 1)}
+    write(document, args.out)
+    report.show(document, console)
+
+
+def write(document: dict[str, Any], path: pathlib.Path | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

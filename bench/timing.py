@@ -7,6 +7,7 @@ larger than the L2 is overwritten. Meanwhile the host is far ahead, so that laun
 anew in each round. Nothing waits between rounds. Medians are compared by ratio.
 """
 
+import dataclasses
 import functools
 import random
 import statistics
@@ -50,10 +51,36 @@ def heat(seconds: float = HOT_SECONDS) -> None:
         torch.cuda.synchronize()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Times:
+    """Device times of a set of contenders.
+
+    Attributes:
+        samples: Microseconds of each round, by contender.
+        window: When the rounds began and ended, as `time.time()` has it.
+    """
+
+    samples: dict[str, list[float]]
+    window: tuple[float, float]
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.samples[name])
+
+    def medians(self) -> dict[str, float]:
+        return {name: self.median(name) for name in self.samples}
+
+    def spread(self, name: str) -> float:
+        """Half the distance between the quartiles, as a share of the median."""
+        if len(self.samples[name]) < 2:
+            return 0.0
+        low, middle, high = statistics.quantiles(self.samples[name], n=4)
+        return (high - low) / 2 / middle
+
+
 def interleaved(
     contenders: Mapping[str, Callable[[], Any]], rounds: int = 20, seconds: float = HOT_SECONDS, warmup: int = 2
-) -> dict[str, list[float]]:
-    """Device times of each contender in microseconds, one a round.
+) -> Times:
+    """Times contenders in turns.
 
     Args:
         contenders: Name -> a call that enqueues work on torch's current stream and returns at once.
@@ -67,6 +94,7 @@ def interleaved(
     flush, order, shuffled = _buffer(), list(contenders), random.Random(0)
     pairs: dict[str, list[tuple[Any, Any]]] = {name: [] for name in contenders}
     heat(seconds)
+    began = time.time()
     for _ in range(rounds):
         shuffled.shuffle(order)
         for name in order:
@@ -78,28 +106,16 @@ def interleaved(
             end.record()
             pairs[name].append((begin, end))
     torch.cuda.synchronize()
-    return {name: [begin.elapsed_time(end) * 1e3 for begin, end in found] for name, found in pairs.items()}
-
-
-def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
-    """The median of each contender."""
-    return {name: statistics.median(found) for name, found in times.items()}
-
-
-def spread(found: list[float]) -> float:
-    """Half the distance between the quartiles, as a share of the median."""
-    if len(found) < 2:
-        return 0.0
-    low, middle, high = statistics.quantiles(found, n=4)
-    return (high - low) / 2 / middle
+    samples = {name: [begin.elapsed_time(end) * 1e3 for begin, end in found] for name, found in pairs.items()}
+    return Times(samples, (began, time.time()))
 
 
 def copy_bandwidth() -> float:
     """Bytes read and written per second by a large device-to-device copy."""
     source = torch.randint(0, 255, (4 << 30,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    found = interleaved({"copy": lambda: target.copy_(source)}, rounds=10, seconds=0)["copy"]
-    return 2 * source.numel() / (statistics.median(found) * 1e-6)
+    micros = interleaved({"copy": lambda: target.copy_(source)}, rounds=10, seconds=0).median("copy")
+    return 2 * source.numel() / (micros * 1e-6)
 
 
 def host_micros(call: Callable[[], Any], calls: int = 100, repeats: int = 25) -> float:

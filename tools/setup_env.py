@@ -124,7 +124,7 @@ def check(purpose: str, driver: int | None, find: Callable[[str], Any] = importl
     needs = dict(NEEDS[purpose])
     choice = choose(driver)
     if purpose == "bench" and choice.extra == "nvrtc":
-        return "make bench: it measures a GPU, and no NVIDIA driver for CUDA 12 or newer answers here."
+        return "make bench-gpu: it measures a GPU, and no NVIDIA driver for CUDA 12 or newer answers here."
     if choice.extra != "nvrtc" and purpose != "lint":
         needs["cupy"] = f"cupy-{choice.extra}x"
         needs["cuda.bindings"] = "cuda-bindings"
