@@ -40,8 +40,11 @@ def child(limit: float, *arguments: str) -> tuple[list[dict[str, Any]], str]:
             ended = "" if code == 0 else f"ended with status {code}"
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
             ended = f"no end within {limit:g} s"
+            try:
+                process.wait(30)  # a kernel that hangs is taken off the card first
+            except subprocess.TimeoutExpired:
+                ended += ", and it cannot be killed"
         out.seek(0)
         err.seek(0)
         records = [json.loads(line) for line in out.read().splitlines() if line.startswith("{") and line.endswith("}")]

@@ -1,6 +1,7 @@
 """The comparison of source trees, as far as it goes with no GPU: variants, copies side by side, the judge of each."""
 
 import dataclasses
+import io
 import shutil
 import sys
 from pathlib import Path
@@ -85,3 +86,29 @@ def test_what_is_wrong_crashes_or_hangs_is_out(tmp_path):
     fit, out = compare.checked(job, 1, 1)
     assert not any(fit.values())
     assert set(out.values()) == {"no end within 1 s"}
+
+
+def test_table_has_who_was_timed_and_who_is_out():
+    from rich.console import Console
+
+    from bench import compare
+
+    us = {"dense": 90.0, "torch": 150.0, "0": 120.0, "1": 100.0}
+    record = {"problem": "small", "op": "forward", "bytes": 4e8, "us": us, "spread": dict.fromkeys(us, 0.01)}
+    shown = io.StringIO()
+    out = {("small forward", 2): "ended with status -6", ("other forward", 3): "elsewhere"}
+    labels = ["old", "new", "crashing", "other"]
+    Console(file=shown, width=150).print(compare.view(record | {"wrong": {"3": "wrong beside"}}, labels, 4e12, out))
+    lines = {line.split("│")[1].strip(): line for line in shown.getvalue().splitlines() if "│" in line}
+    assert "limit 100 us, torch 150 us" in shown.getvalue()
+    assert [part.strip() for part in lines["new"].split("│")[2:-1]] == [
+        "100.0",
+        "1.0%",
+        "0.900",
+        "1.000",
+        "1.500",
+        "1.200",
+    ]
+    assert "status -6" in lines["crashing"]
+    assert "wrong beside" in lines["other"]
+    assert "elsewhere" not in shown.getvalue()
