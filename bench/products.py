@@ -71,9 +71,9 @@ def slow_times(found: work.Work, wanted: list[Peer]) -> tuple[peers.Gathered, di
 
 
 def measure(
-    found: work.Work, bandwidth: float, wanted: list[Peer], forced: bool, rounds: int, clocks: Clocks
-) -> dict[str, Any]:
-    """One record of the table."""
+    found: work.Work, bandwidth: float, wanted: list[Peer], forced: bool, rounds: int
+) -> tuple[dict[str, Any], tuple[float, float]]:
+    """One record of the table, and when its rounds were."""
     problem, began = found.problem, time.monotonic()
     own = judged(found, forced)
     config = config_of(found)
@@ -96,14 +96,14 @@ def measure(
     }  # fmt: skip
     record |= peers.concluded(wanted, us | slow_us)
     record["forced_us"] = {name.removeprefix("ours:"): each for name, each in us.items() if name.startswith("ours:")}
-    record |= ({"crossing_us": us["crossing"]} if way else {}) | clocks.during(times.window)
+    record |= {"crossing_us": us["crossing"]} if way else {}
     record["spread"] = {name: round(times.spread(name), 4) for name in ("dense", "ours", "torch") if name in us}
     record["errors"] = own.errors | others.errors | slow.errors
     record["out"] = own.out | others.out | slow.out
     seconds = {"prepare": prepared - began, "rounds": timed - prepared, "slow": time.monotonic() - timed}
     record["seconds"] = {name: round(each, 2) for name, each in seconds.items()}
     _call.plans.clear()
-    return record
+    return record, times.window
 
 
 def host_costs() -> dict[str, float]:
@@ -150,13 +150,19 @@ def main() -> None:
     timing.heat(timing.FIRST_HOT_SECONDS)
     bandwidth = timing.copy_bandwidth()
     document: dict[str, Any] = {"run": facts.run(args.commit) | {"copy_bytes_per_s": bandwidth}, "records": []}
+    windows: list[tuple[float, float]] = []
     uuid = str(torch.cuda.get_device_properties(0).uuid)
     with Clocks(f"GPU-{uuid.removeprefix('GPU-')}") as clocks:
         for problem in problems:
             for op in args.op or work.OPS:
-                record = measure(work.make(problem, op), bandwidth, wanted, args.forced, args.rounds, clocks)
+                record, window = measure(work.make(problem, op), bandwidth, wanted, args.forced, args.rounds)
                 torch.cuda.empty_cache()
                 document["records"].append(record)
+                windows.append(window)
+                # Samples may come late: what a record lacks is looked for again.
+                for each, when in zip(document["records"], windows, strict=True):
+                    if "sm_mhz" not in each:
+                        each |= clocks.during(when)
                 write(document, args.out)
                 console.print(
                     f"{time.monotonic() - began:6.1f} s  {problem.name} {op} {record['seconds']}", markup=False

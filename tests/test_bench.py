@@ -185,7 +185,8 @@ def test_a_record_has_the_fields_of_the_table(op, torch, monkeypatch):
     monkeypatch.setattr(timing, "interleaved", Times)
     found = work.make(SMALL, op, "cpu")
     other = peers.Peer("torch", lambda work: {"": lambda: found.want.bfloat16()})
-    record = products.measure(found, 4e12, [other, peers.registry()["quack"]], False, 20, clocks.Clocks())
+    record, window = products.measure(found, 4e12, [other, peers.registry()["quack"]], False, 20)
+    assert window == (0, 1)
     expected = {"problem": "small", "op": op, "dtype": "bfloat16", "groups": 4, "rows": 37, "k": 64, "n": 48}
     assert {name: record[name] for name in expected} == expected
     assert [record[f"{name}_us"] for name in ("dense", "ours", "ours_schedule", "torch")] == [100, 101, 102, 103]
@@ -201,7 +202,7 @@ def test_a_wrong_result_of_ours_gets_no_time(torch, monkeypatch):
 
     monkeypatch.setattr(timing, "interleaved", Times)
     monkeypatch.setattr(ops, "grouped_mm", lambda *a, out, **k: out)  # returns it as it was: poisoned
-    record = products.measure(work.make(SMALL, "forward", "cpu"), 4e12, [], False, 20, clocks.Clocks())
+    record, _ = products.measure(work.make(SMALL, "forward", "cpu"), 4e12, [], False, 20)
     assert record["ours_us"] is None
     assert record["out"]["ours"].startswith("wrong: error over bound")
     shown = io.StringIO()
