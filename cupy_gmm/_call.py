@@ -1,9 +1,9 @@
 """One call between validation and launch: the key of its plan, checks of `offs` against the operands, the run."""
 
+import contextlib
 from typing import Any
 
 from . import _arrays, _checks, _device, _host, _launch, _plan, _problem, _schedule
-from ._params import PARAMS_POINTERS
 from ._schedule import Schedule
 from .errors import ArgumentError
 
@@ -21,7 +21,7 @@ def key(
     return (
         op, device, config, rest, out_dtype, host_offset,
         a.dtype, a.shape, a.strides, a.ptr & 15, b.dtype, b.shape, b.strides, b.ptr & 15,
-        offs.shape if schedule is None else (schedule.groups, schedule.rows, schedule.group_offset), offs.dtype,
+        offs.shape if schedule is None else _schedule.facts(schedule), offs.dtype,
         None if out is None else (out.dtype, out.shape, out.strides, out.ptr & 15),
     )  # fmt: skip
 
@@ -40,7 +40,8 @@ def new_plan(
     with site.guard():
         plan = _plan.build(problem, groups, schedule.shape if schedule else None, config, site.device)
     while len(plans) >= MAX_PLANS:
-        plans.pop(next(iter(plans)), None)
+        with contextlib.suppress(RuntimeError, StopIteration):  # another thread was faster
+            plans.pop(next(iter(plans)), None)
     plans[key] = plan
     return plan
 
@@ -154,23 +155,16 @@ def run(
         if schedule is None:
             work = site.scratch(table.nbytes + plan.zeroed_bytes + plan.partial_bytes)
             table_ptr, tickets = work.ptr, work.ptr + table.nbytes
-            _schedule.build(
-                site, table, offs, table_ptr, host_offset or 0, offset_view, problem.groups, plan.zeroed_words
-            )
+            fill = _schedule.fill_of(table, offs, host_offset, problem.groups, plan.zeroed_words)
+            fill.launch(site.stream, offs.ptr, 0 if offset_view is None else offset_view.ptr, table_ptr, tickets)
         else:
             work = site.scratch(plan.zeroed_bytes + plan.partial_bytes)
             table_ptr, tickets = offs.ptr, work.ptr
-            _launch.memset32(tickets, plan.zeroed_words * 4, site)
+            _launch.zero(tickets, plan.zeroed_words * 4, site.stream)
         if check == "sync":
             _schedule.raise_for_status(_schedule.read_word(table_ptr + 4 * _schedule.STATUS_WORD, site), problem.rows)
-        if plan.grid:
+        if plan.kernel is not None:
             status = _schedule.status_word(site.device).data.ptr if check == "async" else 0
-            pointers = PARAMS_POINTERS.pack(
-                a.ptr, b.ptr, out_view.ptr, table_ptr, tickets, status, tickets + plan.zeroed_bytes
-            )
-            params = pointers + plan.facts
-            if plan.maps is not None:
-                params = plan.maps.encoded(a.ptr, b.ptr, out_view.ptr) + params
-            _launch.launch(plan.function, plan.grid, plan.block, plan.shared_bytes, site, params)
+            plan.launch(site.stream, a.ptr, b.ptr, out_view.ptr, table_ptr, tickets, status)
         site.hold((*views, work))
     return out if out is not None else site.finish(native)

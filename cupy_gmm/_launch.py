@@ -1,35 +1,60 @@
-"""The launch: one by-value struct, the caller's stream. Used by `ops`, `_schedule`, `routing` and `moe`."""
+"""The launch: one by-value struct, the caller's stream. Used by `_table`, `_plan`, `_schedule` and `_rowwise`."""
 
 import ctypes
 import functools
-import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _compile, _device, _source
 
 MAX_PARAMS_BYTES = 4096  # what CUDA takes
 
-
-class _Arguments(threading.local):
-    """This thread's argument block. The driver copies it during the launch, so one block serves all calls in turn."""
-
-    def __init__(self) -> None:
-        self.block = ctypes.create_string_buffer(MAX_PARAMS_BYTES)
-        self.view = memoryview(self.block).cast("B")
-        self.pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.block))
-        self.address = ctypes.addressof(self.pointers)
-
-
-_arguments = _Arguments()
+# Argument blocks that no launch is using: the bytes, and the address of the pointer to them. The driver copies a block
+# during the launch, so there are as many as launches have been under way at once, in threads or in signal handlers.
+_spare: list[tuple[memoryview, int]] = []
 
 
 @functools.cache
-def _driver() -> Any:
-    return _device.import_cupy().cuda.driver
+def _cuda() -> Any:
+    return _device.import_cupy().cuda
+
+
+class Kernel(NamedTuple):
+    """A kernel loaded on a device, and the shape of its launches. A tuple, as every launch reads all of it."""
+
+    handle: int  # CUfunction
+    grid: tuple[int, int, int]  # CTAs
+    block: int  # threads of a CTA
+    smem: int  # dynamic shared memory of a CTA, bytes
+
+
+def enqueue(kernel: Kernel, stream: int, params: bytes) -> None:
+    """Launches `kernel` on `stream`; returns at once.
+
+    Args:
+        kernel: Of the device that is current.
+        stream: CUDA handle.
+        params: The kernel's one struct argument.
+    """
+    handle, (x, y, z), block, smem = kernel
+    try:
+        arguments = _spare.pop()
+    except IndexError:
+        arguments = _new_block()
+    view, pointer = arguments
+    view[: len(params)] = params
+    _cuda().driver.launchKernel(handle, x, y, z, block, 1, 1, smem, stream, pointer, 0)
+    _spare.append(arguments)
+
+
+def _new_block() -> tuple[memoryview, int]:
+    memory = ctypes.create_string_buffer(MAX_PARAMS_BYTES + ctypes.sizeof(ctypes.c_void_p))
+    start = ctypes.addressof(memory)
+    ctypes.c_void_p.from_buffer(memory, MAX_PARAMS_BYTES).value = start
+    return memoryview(memory).cast("B")[:MAX_PARAMS_BYTES], start + MAX_PARAMS_BYTES
 
 
 def launch(function: Any, grid: int | tuple[int, ...], block: int, smem: int, site: Any, params: bytes) -> None:
-    """Launches `function` on the stream of `site`; returns at once.
+    """`enqueue` for a launch that is not kept.
 
     Args:
         function: What `_compile.Module.function` gave.
@@ -40,9 +65,7 @@ def launch(function: Any, grid: int | tuple[int, ...], block: int, smem: int, si
         params: The kernel's one struct argument.
     """
     x, y, z = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
-    arguments = _arguments
-    arguments.view[: len(params)] = params
-    _driver().launchKernel(function.handle, x, y, z, block, 1, 1, smem, site.stream, arguments.address, 0)
+    enqueue(Kernel(function.handle, (x, y, z), block, smem), site.stream, params)
 
 
 @functools.cache
@@ -59,9 +82,9 @@ def unit_function(unit: str, symbol: str, device: int, smem: int = 0) -> Any:
     return _compile.load(cubin, device).function(symbol, smem)
 
 
-def memset32(address: int, nbytes: int, site: Any) -> None:
-    """Zeroes device memory on the stream of `site`; a node of the graph under capture."""
-    _device.import_cupy().cuda.runtime.memsetAsync(address, 0, nbytes, site.stream)
+def zero(address: int, nbytes: int, stream: int) -> None:
+    """Zeroes device memory on `stream`; a node of the graph under capture."""
+    _cuda().runtime.memsetAsync(address, 0, nbytes, stream)
 
 
 _device.forget_in_child(unit_function.cache_clear)

@@ -1,14 +1,24 @@
 """Plan: everything about a call that does not change while shapes, strides and options stay: one look-up when warm."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import _compile, _device, _heuristics, _tensormap
+from . import _compile, _device, _heuristics, _launch, _tensormap
 from ._config import GROUPED_MM, Config, HopperRowsConfig, WgmmaConfig
-from ._heuristics import BlockShape
-from ._params import ACCUMULATE, BOX_STORE, OUTPUT_TYPES, PARAMS_FACTS, TICKET_WORDS, VECTOR_STORE, WHOLE_COLUMN_BLOCKS
+from ._params import (
+    ACCUMULATE,
+    BOX_STORE,
+    OUTPUT_TYPES,
+    PARAMS_FACTS,
+    TICKET_WORDS,
+    VECTOR_STORE,
+    WHOLE_COLUMN_BLOCKS,
+    params_struct,
+)
 from ._problem import Problem
+from ._table import TableShape, table_shape, whole
 from ._variants import STRIDED, Variant, layouts
 from .errors import ArgumentError, UnsupportedError
 
@@ -19,41 +29,12 @@ THREADS_PER_SM = 1536  # the smallest limit among the portable architectures
 
 
 @dataclass(frozen=True, slots=True)
-class TableShape:
-    """What a schedule's table is made for."""
-
-    groups: int
-    rows: int
-    blocks: BlockShape
-    max_blocks: int
-    words: int
-    nbytes: int  # of the table, rounded up so that what follows in one allocation is aligned
-
-
-def table_shape(groups: int, rows: int, blocks: BlockShape) -> TableShape:
-    """The table for `groups` offsets over `rows` rows in blocks of this shape.
-
-    Source:
-        kernels/params.cuh.
-    """
-    max_blocks = rows // blocks.split + groups + 2
-    words = 16 + -(-(2 * groups + 1) // 4) * 4 + 4 * max_blocks
-    return TableShape(groups, rows, blocks, max_blocks, words, _whole(words * 4))
-
-
-def _whole(nbytes: int) -> int:
-    """Rounded up to the alignment of an allocation's parts."""
-    return -(-nbytes // 256) * 256
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """One product, ready but for addresses.
 
     Attributes:
-        grid: CTAs; 0 when there is nothing to compute.
-        block: Threads of a CTA.
-        shared_bytes: Dynamic shared memory of a CTA.
+        kernel: None when there is nothing to compute.
+        pack: Tensor maps, pointers and `facts` to the kernel's argument.
         facts: The part of Params behind the pointers.
         zeroed_words: int32 words that must be zero at launch: the ticket counter and, for splits, arrivals.
         zeroed_bytes: Their place in the scratch, rounded up.
@@ -64,15 +45,29 @@ class Plan:
     problem: Problem
     config: Config
     table: TableShape
-    function: Any
-    grid: int
-    block: int
-    shared_bytes: int
+    kernel: _launch.Kernel | None
+    pack: Callable[..., bytes]
     facts: bytes
     zeroed_words: int
     zeroed_bytes: int
     partial_bytes: int
     maps: _tensormap.Maps | None
+
+    def launch(self, stream: int, a: int, b: int, c: int, table: int, tickets: int, status: int) -> None:
+        """Launches on `stream`: the device must be current, and there must be something to compute.
+
+        Args:
+            stream: CUDA handle.
+            a: Address of x.
+            b: Address of w or dy.
+            c: Address of the result.
+            table: Address of the schedule.
+            tickets: Address of the zeroed words; scratch for partial sums follows them.
+            status: Address of the word that findings go to, or 0.
+        """
+        maps = b"" if self.maps is None else self.maps.encoded(a, b, c)
+        params = self.pack(maps, a, b, c, table, tickets, status, tickets + self.zeroed_bytes, self.facts)
+        _launch.enqueue(self.kernel, stream, params)  # type: ignore[arg-type]
 
 
 def build(problem: Problem, groups: int, table: TableShape | None, config: str | None, device: int) -> Plan:
@@ -104,19 +99,19 @@ def build(problem: Problem, groups: int, table: TableShape | None, config: str |
     zeroed = TICKET_WORDS + slots * tiles * chosen.consumers
     function, registers = _load(variant, device)
     resident = resident_ctas(chosen, registers, facts.smem_per_sm)
+    grid = min(tickets + slots * tiles, resident * facts.sm_count)
+    maps = _tensormap.maps(problem, chosen) if isinstance(chosen, WgmmaConfig) else None
     return Plan(
         problem=problem,
         config=chosen,
         table=table,
-        function=function,
-        grid=min(tickets + slots * tiles, resident * facts.sm_count),
-        block=chosen.threads,
-        shared_bytes=chosen.shared_bytes,
+        kernel=_launch.Kernel(function.handle, (grid, 1, 1), chosen.threads, chosen.shared_bytes) if grid else None,
+        pack=params_struct(0 if maps is None else maps.nbytes).pack,
         facts=_facts(problem, table, chosen, chunk, slots),
         zeroed_words=zeroed,
-        zeroed_bytes=_whole(zeroed * 4),
+        zeroed_bytes=whole(zeroed * 4),
         partial_bytes=slots * tiles * chosen.tile_m * chosen.tile_n * 4,
-        maps=_tensormap.maps(problem, chosen) if isinstance(chosen, WgmmaConfig) else None,
+        maps=maps,
     )
 
 

@@ -5,16 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from . import _arrays, _checks, _device, _heuristics, _launch, _plan, _problem, reference
-from ._params import SCHEDULE_PARAMS, SIZES_PARAMS, UNKNOWN_GROUPS
+from . import _arrays, _checks, _device, _heuristics, _launch, _problem, _table, reference
+from ._params import SIZES_PARAMS, UNKNOWN_GROUPS
 from .errors import ArgumentError
 
-UNIT = "schedule.cu"
-THREADS = 512  # kScheduleThreads
-MAX_SHARED_GROUPS = 8192  # more groups take one CTA and global memory; 32 KB of shared memory at this many
-GROUPS_PER_CTA = 64  # a warp ranks four
 STATUS_NAMES = {1: "negative", 2: "decreasing", 4: "beyond rows"}
 STATUS_WORD = 1  # of the table's header
+_OUT = frozenset({"out"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,7 @@ class Schedule:
 
     table: Any
     group_offset: int | None
-    shape: _plan.TableShape
+    shape: _table.TableShape
     view: Any = field(repr=False, compare=False)
 
     @property
@@ -44,6 +41,12 @@ class Schedule:
     def rows(self) -> int:
         """Rows of the operands it was made for."""
         return self.shape.rows
+
+
+def facts(schedule: Schedule) -> tuple[Any, ...]:
+    """What the plan of a product depends on."""
+    shape = schedule.shape
+    return shape.groups, shape.rows, shape.height, schedule.group_offset
 
 
 def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule | None = None) -> Schedule:
@@ -80,14 +83,14 @@ def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule 
     host_offset, device_offset = split_group_offset(group_offset)
     table = None if out is None else _schedule_of("out", out).table
     site, (offs_view, offset_view, table_view) = _arrays.locate(
-        ("offs", offs), ("group_offset", device_offset), ("out", table), writable=frozenset({"out"})
+        ("offs", offs), ("group_offset", device_offset), ("out", table), writable=_OUT
     )
     groups = _problem.offsets(offs_view)
     if device_offset is None:
         _problem.group_offset_in(groups, host_offset or 0)
     check_group_offset(offset_view)
     arch = "" if site.is_cpu else _device.info(site.device).arch
-    shape = _plan.table_shape(groups, rows, _heuristics.block_shape(rows, groups, arch))
+    shape = _table.table_shape(groups, rows, _heuristics.block_shape(rows, groups, arch))
     if out is not None and (out.groups, out.rows) != (groups, rows):
         raise ArgumentError(
             f"`out` was made for {out.groups} groups and {out.rows} rows: expected {groups} groups and {rows} rows, "
@@ -102,7 +105,8 @@ def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule 
                 _arrays.host(offs_view), rows, offset, None, *shape.blocks
             )
         else:
-            build(site, shape, offs_view, table_view.ptr, host_offset or 0, offset_view)
+            fill = fill_of(shape, offs_view, host_offset, UNKNOWN_GROUPS, 0)
+            fill.launch(site.stream, offs_view.ptr, 0 if offset_view is None else offset_view.ptr, table_view.ptr, 0)
             site.hold((offs_view, offset_view, table_view))
     if out is not None:
         return out
@@ -110,45 +114,12 @@ def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule 
     return Schedule(table, host_offset, shape, table_view)
 
 
-def build(
-    site: Any,
-    shape: _plan.TableShape,
-    offs: Any,
-    table: int,
-    group_offset: int,
-    group_offset_view: Any = None,
-    num_groups: int = UNKNOWN_GROUPS,
-    zeroed_words: int = 0,
-) -> None:
-    """Launches the kernel that fills the table at address `table` and zeroes the `zeroed_words` words behind it."""
-    shared = shape.groups <= MAX_SHARED_GROUPS
-    params = SCHEDULE_PARAMS.pack(
-        offs.ptr,
-        0 if group_offset_view is None else group_offset_view.ptr,
-        table,
-        table + shape.nbytes if zeroed_words else 0,
-        offs.strides[0] if shape.groups > 1 else 0,
-        shape.groups,
-        shape.rows,
-        shape.blocks.height,
-        shape.blocks.split,
-        shape.blocks.granule,
-        group_offset,
-        num_groups,
-        shape.max_blocks,
-        zeroed_words,
-        offs.dtype == "int64",
-        shape.blocks.by_length,
-        0,
-    )
-    if shared:
-        function = _launch.unit_function(UNIT, "schedule_shared", site.device)
-        work = max(shape.max_blocks // (4 * THREADS), shape.groups // GROUPS_PER_CTA)
-        words = -(-(shape.groups + 1) // 4) * 4  # whole 16-byte reads
-        _launch.launch(function, 1 + work, THREADS, words * 4, site, params)
-    else:
-        function = _launch.unit_function(UNIT, "schedule_global", site.device)
-        _launch.launch(function, 1, THREADS, 0, site, params)
+def fill_of(
+    shape: _table.TableShape, offs: Any, host_offset: int | None, num_groups: int, zeroed_words: int
+) -> _table.Fill:
+    """The launch that fills a table from the offsets of a View; kept, but for addresses."""
+    wide = offs.dtype == "int64"
+    return _table.fill(shape, offs.strides[0], wide, host_offset or 0, num_groups, zeroed_words, offs.device)
 
 
 def running_sum(group_sizes: Any) -> Any:
@@ -170,10 +141,10 @@ def running_sum(group_sizes: Any) -> Any:
                 casting="unsafe",
             )
         elif groups:
-            function = _launch.unit_function(UNIT, "offsets_of_sizes", site.device)
+            function = _launch.unit_function(_table.UNIT, "offsets_of_sizes", site.device)
             stride = sizes.strides[0] if groups > 1 else 0
             params = SIZES_PARAMS.pack(sizes.ptr, view.ptr, stride, groups, sizes.dtype == "int64")
-            _launch.launch(function, 1, THREADS, 0, site, params)
+            _launch.launch(function, 1, _table.THREADS, 0, site, params)
         site.hold((sizes, view))
     return site.finish(native)
 

@@ -85,6 +85,12 @@ class Maps:
         self._b: dict[int, bytes] = {}
         self._c: dict[int, bytes] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Length of what `encoded` gives."""
+        result = 0 if self._c_shapes is None else 1  # zeros where the copy engine cannot write it
+        return MAP_BYTES * (len(self._a_shapes) + len(self._b_shapes) + result)
+
     def encoded(self, a: int, b: int, c: int) -> bytes:
         """Maps of the operands at `a` and `b` and the result at `c`, in the order of the kernel's parameters."""
         right = self._b.get(b) or _encode(self._b, self._b_shapes, b)

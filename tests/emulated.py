@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cupy_gmm import _arrays, _params, _plan, _problem, _tensormap, reference
+from cupy_gmm import _arrays, _params, _plan, _problem, _table, _tensormap, reference
 from cupy_gmm._config import CONFIGS, GROUPED_MM, TILE_K, WgmmaConfig
 from cupy_gmm._variants import K_MAJOR
 
@@ -170,7 +170,7 @@ def result(case: Case, shape: tuple[int, ...]) -> Guarded:
     return Guarded(shape, (group, row, col)[-len(shape) :], case.out_dtype)
 
 
-def table_of(case: Case, problem: _problem.Problem, shape: _plan.TableShape) -> np.ndarray:
+def table_of(case: Case, problem: _problem.Problem, shape: _table.TableShape) -> np.ndarray:
     """The schedule, with garbage where the device leaves words unspecified."""
     local = problem.groups if case.pad else None  # a Schedule made beforehand does not know the weights
     table = reference.schedule(case.offs, case.rows, case.group_offset, local, *shape.blocks)
@@ -193,7 +193,7 @@ def fake_encode(memory: dict[int, int], shape: _tensormap.MapShape, address: int
 
 
 def launch(library: ctypes.CDLL, case: Case, problem: _problem.Problem, arrays: list[Guarded], seed: int) -> str:
-    """Packs the arguments as `_plan.build` and `_call.run` do; what went wrong, or an empty text."""
+    """Packs the arguments as `_plan.build` and `Plan.launch` do; what went wrong, or an empty text."""
     forward = problem.op == GROUPED_MM
     config = CONFIGS["hopper-256x208" if forward else "hopper-wgrad-128x256"]
     assert isinstance(config, WgmmaConfig)

@@ -1,0 +1,116 @@
+"""The row-block table of a schedule: its extents, and the launch that fills it. Used by `_plan` and `_schedule`."""
+
+import functools
+from dataclasses import dataclass
+
+from . import _device, _launch
+from ._heuristics import BlockShape
+from ._params import SCHEDULE_FACTS, SCHEDULE_PARAMS
+
+UNIT = "schedule.cu"
+THREADS = 512  # kScheduleThreads
+MAX_SHARED_GROUPS = 8192  # more groups take one CTA and global memory; 32 KB of shared memory at this many
+GROUPS_PER_CTA = 64  # a warp ranks four
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """What a schedule's table is made for."""
+
+    groups: int
+    rows: int
+    blocks: BlockShape
+    max_blocks: int
+    words: int
+    nbytes: int  # of the table, rounded up so that what follows in one allocation is aligned
+
+
+@functools.lru_cache(4096)
+def table_shape(groups: int, rows: int, blocks: BlockShape) -> TableShape:
+    """The table for `groups` offsets over `rows` rows in blocks of this shape.
+
+    Source:
+        kernels/params.cuh.
+    """
+    max_blocks = rows // blocks.split + groups + 2
+    words = 16 + -(-(2 * groups + 1) // 4) * 4 + 4 * max_blocks
+    return TableShape(groups, rows, blocks, max_blocks, words, whole(words * 4))
+
+
+def whole(nbytes: int) -> int:
+    """Rounded up to the alignment of an allocation's parts."""
+    return -(-nbytes // 256) * 256
+
+
+class Fill:
+    """The launch that fills a table, ready but for addresses."""
+
+    __slots__ = ("_facts", "_kernel")
+
+    def __init__(self, kernel: _launch.Kernel, facts: bytes) -> None:
+        self._kernel = kernel
+        self._facts = facts
+
+    def launch(self, stream: int, offs: int, group_offset: int, table: int, zeroed: int) -> None:
+        """Launches on `stream`: the device must be current.
+
+        Args:
+            stream: CUDA handle.
+            offs: Address of the end offsets.
+            group_offset: Address of the group offset, or 0 where the host knows it.
+            table: Address of the table.
+            zeroed: Address of the words to zero, or 0.
+        """
+        _launch.enqueue(self._kernel, stream, SCHEDULE_PARAMS.pack(offs, group_offset, table, zeroed, self._facts))
+
+
+def fill(
+    shape: TableShape, stride: int, wide: bool, group_offset: int, num_groups: int, zeroed_words: int, device: int
+) -> Fill:
+    """The launch for one kind of offsets, made once.
+
+    Args:
+        shape: Of the table.
+        stride: Elements between neighbouring offsets.
+        wide: Whether the offsets are int64.
+        group_offset: That of the host.
+        num_groups: Groups with local weights, or UNKNOWN_GROUPS.
+        zeroed_words: int32 words that the kernel zeroes besides.
+        device: CUDA ordinal.
+    """
+    return _fill(
+        shape.groups, shape.rows, shape.blocks, stride, wide, group_offset, num_groups, zeroed_words, device
+    )
+
+
+@functools.lru_cache(4096)
+def _fill(
+    groups: int, rows: int, blocks: BlockShape, stride: int, wide: bool, group_offset: int, num_groups: int,
+    zeroed_words: int, device: int,
+) -> Fill:  # fmt: skip
+    shape = table_shape(groups, rows, blocks)
+    facts = SCHEDULE_FACTS.pack(
+        stride if groups > 1 else 0,
+        groups,
+        rows,
+        blocks.height,
+        blocks.split,
+        blocks.granule,
+        group_offset,
+        num_groups,
+        shape.max_blocks,
+        zeroed_words,
+        wide,
+        blocks.by_length,
+        0,
+    )
+    if groups > MAX_SHARED_GROUPS:
+        function = _launch.unit_function(UNIT, "schedule_global", device)
+        return Fill(_launch.Kernel(function.handle, (1, 1, 1), THREADS, 0), facts)
+    function = _launch.unit_function(UNIT, "schedule_shared", device)
+    work = max(shape.max_blocks // (4 * THREADS), groups // GROUPS_PER_CTA)
+    words = -(-(groups + 1) // 4) * 4  # whole 16-byte reads
+    return Fill(_launch.Kernel(function.handle, (1 + work, 1, 1), THREADS, words * 4), facts)
+
+
+_device.forget_in_child(_fill.cache_clear)
