@@ -111,6 +111,25 @@ def _form(name: str, dtype: Any, strides: tuple[int, ...]) -> tuple[tuple[int, .
     return form
 
 
+def new_array(ndarray: Any, alloc: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array of CuPy for 16-byte stores, from whatever allocator is current."""
+    array = ndarray(shape, dtype)
+    if array.data.ptr & 15:  # the user's own allocator; CuPy's give multiples of 512
+        memory = alloc(array.nbytes + 15)
+        array = ndarray(shape, dtype, memory + -memory.ptr % 16)
+    return array
+
+
+def new_scratch(alloc: Any, nbytes: int) -> tuple[Any, int]:
+    """CuPy's memory, and an address in it from which on `nbytes` are 256-byte aligned."""
+    memory = alloc(nbytes)
+    ptr = memory.ptr
+    if ptr & 255:  # the user's own allocator
+        memory = alloc(nbytes + 255)
+        ptr = memory.ptr + -memory.ptr % 256
+    return memory, ptr
+
+
 class Cupy:
     """CuPy arrays; also the allocator of the GPU families that have none of their own."""
 
@@ -135,17 +154,14 @@ class Cupy:
         return _new(View, (ptr, array.shape, form[0], form[1], device, False, array))
 
     def empty(self, site: Site, shape: tuple[int, ...], dtype: str) -> tuple[Any, View]:
+        cupy = _device.import_cupy()
         with site.guard():
-            array = _device.import_cupy().ndarray(shape, numpy_dtype(dtype))
+            array = new_array(cupy.ndarray, cupy.cuda.alloc, shape, numpy_dtype(dtype))
         return array, _new(View, (array.data.ptr, shape, _dense(shape), dtype, site.device, False, array))
 
     def scratch(self, site: Site, nbytes: int) -> View:
-        alloc = _device.import_cupy().cuda.alloc
         with site.guard():
-            memory = alloc(nbytes)
-            if memory.ptr % 256:  # the user's own allocator; CuPy's give multiples of 512
-                memory = alloc(nbytes + 255)
-        ptr = memory.ptr + -memory.ptr % 256
+            memory, ptr = new_scratch(_device.import_cupy().cuda.alloc, nbytes)
         return _new(View, (ptr, (nbytes,), (1,), "uint8", site.device, False, memory))
 
     def finish(self, site: Site, native: Any) -> Any:
