@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from . import _arrays, _call, _checks, _host, _problem, _schedule
+from . import _arrays, _call, _checks, _host, _problem, _schedule, _warm
 from ._config import GROUPED_MM, WGRAD
 from ._schedule import Schedule, async_status, make_schedule
 
@@ -62,6 +62,9 @@ def grouped_mm(
     Source:
         kernels/grouped_mm.cuh.
     """
+    result, memo = _warm.call(GROUPED_MM, x, w, offs, out, out_dtype, group_offset, check, config)
+    if result is not None:
+        return result
     if x is None or w is None or offs is None:
         _checks.required(("x", x), ("w", w), ("offs", offs))
     schedule = offs if type(offs) is Schedule else None
@@ -85,7 +88,10 @@ def grouped_mm(
     if plan is None:
         problem = _problem.forward(xv, wv, outv, out_dtype)
         plan = _call.new_plan(key, problem, views, schedule, host_offset, config, site)
-    return _call.run(plan, site, views, out, schedule, host_offset, check)
+    result = _call.run(plan, site, views, out, schedule, host_offset, check)
+    if memo is not None:
+        _warm.keep(memo, plan, ov, schedule, host_offset)
+    return result
 
 
 def grouped_mm_wgrad(
@@ -138,6 +144,9 @@ def grouped_mm_wgrad(
     Source:
         kernels/grouped_mm_wgrad.cuh.
     """
+    result, memo = _warm.call(WGRAD, x, dy, offs, out, out_dtype, group_offset, check, config, accumulate, num_groups)
+    if result is not None:
+        return result
     if x is None or dy is None or offs is None:
         _checks.required(("x", x), ("dy", dy), ("offs", offs))
     schedule = offs if type(offs) is Schedule else None
@@ -164,7 +173,10 @@ def grouped_mm_wgrad(
     if plan is None:
         problem = _problem.weight_gradient(xv, dyv, outv, out_dtype, groups, accumulate)
         plan = _call.new_plan(key, problem, views, schedule, host_offset, config, site)
-    return _call.run(plan, site, views, out, schedule, host_offset, check)
+    result = _call.run(plan, site, views, out, schedule, host_offset, check)
+    if memo is not None:
+        _warm.keep(memo, plan, ov, schedule, host_offset)
+    return result
 
 
 def offs_from_sizes(group_sizes: Any) -> Any:

@@ -1,6 +1,7 @@
 """Stand-ins for CuPy, PyTorch and JAX on two GPUs: they have no memory, and they log what is enqueued."""
 
 import contextlib
+import ctypes
 import itertools
 import sys
 import types
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_gmm import _arrays, _device
+from cupy_gmm import _arrays, _device, _launch, _warm
 from cupy_gmm._arrays import lifetime
 
 BF16 = _arrays.families.numpy_dtype("bfloat16")
@@ -36,8 +37,13 @@ class Memory:
     def __init__(self, ptr: int, device_id: int) -> None:
         self.ptr, self.device_id = ptr, device_id
 
+    def __add__(self, nbytes: int) -> "Memory":
+        return Memory(self.ptr + nbytes, self.device_id)
 
-def make_cupy(gpu: Gpu) -> Any:
+
+def make_cuda(gpu: Gpu) -> Any:
+    """`cupy.cuda`."""
+
     def note(name: str, result: Any = None) -> Any:
         def call(*arguments: Any) -> Any:
             gpu.log.append((name, *arguments))
@@ -55,29 +61,18 @@ def make_cupy(gpu: Gpu) -> Any:
         def done(self) -> bool:
             return self.ptr not in gpu.unfinished
 
-    class ndarray:  # named as CuPy names it
-        def __init__(self, shape: Any, dtype: Any = np.float32, device: int | None = None, **given: Any) -> None:
-            self.shape, self.dtype = tuple(shape), np.dtype(dtype)
-            device = gpu.current if device is None else device
-            self.data = Memory(given.get("ptr", next(gpu.addresses)), device)
-            steps = _arrays.dlpack.dense(self.shape)
-            self.strides = given.get("strides", tuple(s * self.dtype.itemsize for s in steps))
-            self.size = int(np.prod(self.shape))
-            gpu.log.append(("array", self.shape, gpu.current, gpu.cupy_streams[gpu.current]))
-
-        def view(self) -> "ndarray":
-            return ndarray(self.shape, self.dtype, self.data.device_id, ptr=self.data.ptr)
-
-        def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
-            gpu.log.append(("export", stream))
-            return ("capsule", self)
-
-        def __dlpack_device__(self) -> tuple[int, int]:
-            return 2, self.data.device_id
-
     def set_device(device: int) -> None:
         gpu.log.append(("setDevice", device))
         gpu.current = device
+
+    def launch(handle: int, *shape: int) -> None:
+        *shape_and_stream, pointer, _ = shape
+        block = ctypes.c_void_p.from_address(pointer).value
+        gpu.log.append(("launch", handle, *shape_and_stream, ctypes.string_at(block, 4096).rstrip(b"\0")))
+
+    def alloc(nbytes: int) -> Memory:
+        gpu.log.append(("alloc", nbytes, gpu.current, gpu.cupy_streams[gpu.current]))
+        return Memory(next(gpu.addresses), gpu.current)
 
     runtime = types.SimpleNamespace(
         getDevice=lambda: gpu.current,
@@ -88,15 +83,42 @@ def make_cupy(gpu: Gpu) -> Any:
         streamSynchronize=note("synchronize"),
         mallocAsync=note("mallocAsync", lambda: next(gpu.addresses)),
         freeAsync=note("freeAsync"),
+        memsetAsync=note("memset"),
     )
-    module: Any = types.ModuleType("cupy")
-    module.ndarray = ndarray
-    module.cuda = types.SimpleNamespace(
+    return types.SimpleNamespace(
         runtime=runtime,
+        driver=types.SimpleNamespace(launchKernel=launch),
         Event=Event,
-        alloc=lambda nbytes: Memory(next(gpu.addresses), gpu.current),
+        alloc=alloc,
         get_current_stream=lambda device: types.SimpleNamespace(ptr=gpu.cupy_streams[device]),
     )
+
+
+def make_cupy(gpu: Gpu) -> Any:
+    class ndarray:  # named as CuPy names it
+        def __init__(self, shape: Any, dtype: Any = np.float32, memptr: Memory | None = None, **given: Any) -> None:
+            self.shape, self.dtype = tuple(shape), np.dtype(dtype)
+            ptr, device = given.get("ptr"), given.get("device", gpu.current)
+            self.data = memptr or Memory(next(gpu.addresses) if ptr is None else ptr, device)
+            steps = _arrays.dlpack.dense(self.shape)
+            self.strides = given.get("strides", tuple(s * self.dtype.itemsize for s in steps))
+            self.size = int(np.prod(self.shape))
+            self.nbytes = self.size * self.dtype.itemsize
+            gpu.log.append(("array", self.shape, gpu.current, gpu.cupy_streams[gpu.current]))
+
+        def view(self) -> "ndarray":
+            return ndarray(self.shape, self.dtype, self.data)
+
+        def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+            gpu.log.append(("export", stream))
+            return ("capsule", self)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, self.data.device_id
+
+    module: Any = types.ModuleType("cupy")
+    module.ndarray = ndarray
+    module.cuda = make_cuda(gpu)
     return module
 
 
@@ -196,9 +218,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(_arrays, "_seen", {})
     monkeypatch.setattr(lifetime, "_tick", None)
-    monkeypatch.setattr(lifetime, "_thread", types.SimpleNamespace())
+    monkeypatch.setattr(lifetime, "thread", types.SimpleNamespace(bound=False))
     monkeypatch.setattr(_device, "current", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(_device, "import_cupy", lambda: gpu.cupy)
+    monkeypatch.setattr(_launch, "_cuda", lambda: gpu.cupy.cuda)
+    monkeypatch.setattr(_warm, "_cupy", _warm.Cupy())
+    monkeypatch.setattr(_warm, "entries", {})
     assert not lifetime.pending
     yield gpu
     lifetime.pending.clear()

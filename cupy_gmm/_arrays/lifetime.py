@@ -16,7 +16,13 @@ from .. import _device
 
 LEGACY = (0, 1)  # two names of the legacy default stream
 NOTHING = contextlib.nullcontext()
-_thread = threading.local()
+
+
+class _Thread(threading.local):
+    bound = False  # whether this thread is known to have a context
+
+
+thread = _Thread()
 
 
 def on(device: int) -> AbstractContextManager[Any]:
@@ -24,9 +30,9 @@ def on(device: int) -> AbstractContextManager[Any]:
     runtime = _device.import_cupy().cuda.runtime
     if runtime.getDevice() != device:
         return _Switched(runtime, device)
-    if not hasattr(_thread, "bound"):  # a fresh thread names device 0 and yet has no context
+    if not thread.bound:  # a fresh thread names device 0 and yet has no context
         runtime.setDevice(device)
-        _thread.bound = True
+        thread.bound = True
     return NOTHING
 
 
