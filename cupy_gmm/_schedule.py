@@ -46,7 +46,7 @@ class Schedule:
 def facts(schedule: Schedule) -> tuple[Any, ...]:
     """What the plan of a product depends on."""
     shape = schedule.shape
-    return shape.groups, shape.rows, shape.height, schedule.group_offset
+    return shape.groups, shape.rows, shape.blocks, schedule.group_offset
 
 
 def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule | None = None) -> Schedule:

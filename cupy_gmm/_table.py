@@ -78,9 +78,7 @@ def fill(
         zeroed_words: int32 words that the kernel zeroes besides.
         device: CUDA ordinal.
     """
-    return _fill(
-        shape.groups, shape.rows, shape.blocks, stride, wide, group_offset, num_groups, zeroed_words, device
-    )
+    return _fill(shape.groups, shape.rows, shape.blocks, stride, wide, group_offset, num_groups, zeroed_words, device)
 
 
 @functools.lru_cache(4096)

@@ -14,8 +14,10 @@ import numpy as np
 import cupy_gmm
 from cupy_gmm import _schedule, _table
 from cupy_gmm._arrays import lifetime
+from cupy_gmm._heuristics import BlockShape
 
 ROWS, K, N, GROUPS = 96, 64, 128, 4
+BLOCKS = BlockShape(64, 64, 16, False)
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FP16, FP32, INT32, INT64 = (np.dtype(name) for name in ("float16", "float32", "int32", "int64"))
 STREAM = 0x51
@@ -37,7 +39,7 @@ def array(gpu: Any, place: int, shape: tuple[int, ...], dtype: Any = BF16, shift
 
 
 def schedule(gpu: Any, groups: int = GROUPS, rows: int = ROWS, offset: int | None = 0) -> Any:
-    shape = _table.table_shape(groups, rows, 64, 16)
+    shape = _table.table_shape(groups, rows, BLOCKS)
     return _schedule.Schedule(array(gpu, 5, (shape.words,), INT32), offset, shape, None)
 
 
@@ -204,7 +206,7 @@ for number in (
 
 @deed(forward_scheduled, "a Schedule in other blocks")
 def _(gpu: Any, given: Given) -> None:
-    shape = _table.table_shape(GROUPS, ROWS, 32, 16)
+    shape = _table.table_shape(GROUPS, ROWS, BLOCKS._replace(height=32, split=32))
     given.offs = dataclasses.replace(given.offs, shape=shape)
 
 

@@ -45,7 +45,7 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "adds instead of overwriting": ("_float32(out[local]) if accumulate else", "_float32(out[local]) if True else"),
     "empty groups zeroed when accumulating": ("    if not accumulate:\n", "    if True:\n"),
     "sums in the type of the operands": ("return array.astype(np.float32)", "return array"),
-    "ceil became floor": ("counts = -(-lengths // height)", "counts = lengths // height"),
+    "ceil became floor": ("counts = -(-lengths // np.where", "counts = (lengths // np.where"),
     "blocks reach into the next group": (
         "np.minimum(first + granule * (share[owner] + (index < longer[owner])), bounds[owner + 1])",
         "first + granule * (share[owner] + (index < longer[owner]))",
@@ -60,7 +60,7 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "a tail block too many": ("np.arange(used, rows, height", "np.arange(used, rows + 1, height"),
     "a tail block past the rows": ("np.minimum(first + height, rows)", "first + height"),
     "shortest group first": ("np.argsort(-lengths", "np.argsort(lengths"),
-    "table too small": ("rows // height + groups + 2", "rows // height + groups"),
+    "table too small": ("rows // split + groups + 2", "rows // split + groups"),
     "header words swapped": ("group_offset, groups, rows, height", "group_offset, rows, groups, height"),
     "magnitude of the sum": (
         "value[rows], magnitude[rows] = a @ b, np.abs(a) @ np.abs(b)",
