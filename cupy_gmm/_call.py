@@ -4,6 +4,7 @@ import contextlib
 from typing import Any
 
 from . import _arrays, _checks, _device, _host, _launch, _plan, _problem, _schedule
+from ._params import TICKET_BYTES
 from ._schedule import Schedule
 from .errors import ArgumentError
 
@@ -157,6 +158,8 @@ def run(
             table_ptr, tickets = work.ptr, work.ptr + table.nbytes
             fill = _schedule.fill_of(table, offs, host_offset, problem.groups, plan.zeroed_words)
             fill.launch(site.stream, offs.ptr, 0 if offset_view is None else offset_view.ptr, table_ptr, tickets)
+        elif plan.restores and schedule.stream == site.stream and not site.in_graph():
+            work, table_ptr, tickets = None, offs.ptr, offs.ptr + TICKET_BYTES
         else:
             work = site.scratch(plan.zeroed_bytes + plan.partial_bytes)
             table_ptr, tickets = offs.ptr, work.ptr

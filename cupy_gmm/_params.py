@@ -8,6 +8,7 @@ ACCUMULATE = 2
 WHOLE_COLUMN_BLOCKS = 4
 BOX_STORE = 8
 TICKET_WORDS = 2  # kTicketWords
+TICKET_BYTES = 4 * 10  # where the table has a ticket counter: kTicket
 UNKNOWN_GROUPS = 0x7FFFFFFF  # ScheduleParams::num_groups when the weights are not known yet
 
 # What changes from call to call stands first in a struct; what follows is packed once and kept as bytes.

@@ -53,6 +53,11 @@ class Plan:
     partial_bytes: int
     maps: _tensormap.Maps | None
 
+    @property
+    def restores(self) -> bool:
+        """Whether the kernel leaves its ticket counter as it found it, so that it may be that of the Schedule."""
+        return isinstance(self.config, HopperRowsConfig)
+
     def launch(self, stream: int, a: int, b: int, c: int, table: int, tickets: int, status: int) -> None:
         """Launches on `stream`: the device must be current, and there must be something to compute.
 

@@ -11,6 +11,7 @@ from .errors import ArgumentError
 
 STATUS_NAMES = {1: "negative", 2: "decreasing", 4: "beyond rows"}
 STATUS_WORD = 1  # of the table's header
+PER_THREAD = 2  # name of the per-thread default stream
 _OUT = frozenset({"out"})
 
 
@@ -25,12 +26,14 @@ class Schedule:
         table: int32 array in the family of `offs`; its layout is documented in `kernels/params.cuh`.
         group_offset: The host value given to `make_schedule`, or None when it is on the device.
         shape: Extents of the table.
+        stream: CUDA handle of the stream whose products may count tickets in the table, one after the other; -1: none.
     """
 
     table: Any
     group_offset: int | None
     shape: _table.TableShape
     view: Any = field(repr=False, compare=False)
+    stream: int = field(default=-1, repr=False, compare=False)
 
     @property
     def groups(self) -> int:
@@ -110,8 +113,15 @@ def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule 
             site.hold((offs_view, offset_view, table_view))
     if out is not None:
         return out
-    table = site.finish(table)
-    return Schedule(table, host_offset, shape, table_view)
+    return Schedule(site.finish(table), host_offset, shape, table_view, _counting_stream(site))
+
+
+def _counting_stream(site: Any) -> int:
+    # Work on one stream runs in order, so one counter serves it. A graph may run beside any stream; the handle of
+    # the per-thread default stream means another stream in each thread; a jax.Array is nobody's to change.
+    if site.is_cpu or site.family not in ("cupy", "torch") or site.stream == PER_THREAD or site.in_graph():
+        return -1
+    return int(site.stream)
 
 
 def fill_of(

@@ -9,6 +9,7 @@ from ._problem import Problem
 from ._variants import K_MAJOR, MN_MAJOR
 
 MAP_BYTES = 128
+ADDRESS_BYTES = 8  # of a map, in front
 MAX_KEPT = 1024  # addresses a plan remembers
 MAX_STRIDE_BYTES = 1 << 40
 MAX_RAGGED_STRIDE_BYTES = 1 << 34
@@ -66,47 +67,66 @@ class MapShape:
         return ctypes.string_at(encoded.getPtr(), MAP_BYTES)
 
 
-class Maps:
-    """The tensor maps of one plan by address; a call costs a look-up an array when it was seen before."""
+class Side:
+    """The tensor maps of one array: encoded once an address, then found.
 
-    __slots__ = ("_a", "_a_shapes", "_b", "_b_shapes", "_c", "_c_shapes", "_left_first")
+    The driver takes some microseconds a map, and an array of x has sixteen. A map begins with its address, and so one
+    that was encoded becomes one of another address by writing that in front: if the driver's second answer says so.
+    """
+
+    __slots__ = ("_known", "_patches", "_shapes", "_tails")
+
+    def __init__(self, shapes: tuple[MapShape, ...]) -> None:
+        self._shapes = shapes
+        self._known: dict[int, bytes] = {}
+        self._tails: tuple[bytes, ...] = ()  # of the first maps, behind the address
+        self._patches: bool | None = None  # whether that is all of the difference; None until two were encoded
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def encoded(self, address: int) -> bytes:
+        """The maps of the array at `address`, one after the other."""
+        return self._known.get(address) or self._encode(address)
+
+    def _encode(self, address: int) -> bytes:
+        if len(self._known) >= MAX_KEPT:
+            self._known.clear()
+        head = address.to_bytes(ADDRESS_BYTES, "little")
+        patched = b"".join(head + tail for tail in self._tails)
+        made = patched if self._patches else b"".join(shape.encode(address) for shape in self._shapes)
+        if not self._tails:
+            starts = range(ADDRESS_BYTES, len(made), MAP_BYTES)
+            self._tails = tuple(made[start : start + MAP_BYTES - ADDRESS_BYTES] for start in starts)
+        elif self._patches is None:
+            self._patches = made == patched
+        self._known[address] = made
+        return made
+
+
+class Maps:
+    """The tensor maps of one plan."""
+
+    __slots__ = ("_a", "_b", "_c")
 
     def __init__(
-        self,
-        a_shapes: tuple[MapShape, ...],
-        b_shapes: tuple[MapShape, ...],
-        c_shapes: tuple[MapShape, ...] | None = None,
+        self, a_shapes: tuple[MapShape, ...], b_shapes: tuple[MapShape, ...], c_shapes: tuple[MapShape, ...] | None
     ) -> None:
-        self._left_first = c_shapes is None
-        self._a_shapes = a_shapes
-        self._b_shapes = b_shapes
-        self._c_shapes = c_shapes
-        self._a: dict[int, bytes] = {}
-        self._b: dict[int, bytes] = {}
-        self._c: dict[int, bytes] = {}
+        self._a = Side(a_shapes)
+        self._b = Side(b_shapes)
+        self._c = None if c_shapes is None else Side(c_shapes)  # no shapes: the copy engine cannot write the result
 
     @property
     def nbytes(self) -> int:
         """Length of what `encoded` gives."""
-        result = 0 if self._c_shapes is None else 1  # zeros where the copy engine cannot write it
-        return MAP_BYTES * (len(self._a_shapes) + len(self._b_shapes) + result)
+        return MAP_BYTES * (len(self._a) + len(self._b) + (0 if self._c is None else 1))
 
     def encoded(self, a: int, b: int, c: int) -> bytes:
         """Maps of the operands at `a` and `b` and the result at `c`, in the order of the kernel's parameters."""
-        right = self._b.get(b) or _encode(self._b, self._b_shapes, b)
-        left = self._a.get(a) or _encode(self._a, self._a_shapes, a)
-        if self._left_first:
-            return left + right
-        if not self._c_shapes:
-            return right + left + bytes(MAP_BYTES)
-        return right + left + (self._c.get(c) or _encode(self._c, self._c_shapes, c))
-
-
-def _encode(known: dict[int, bytes], shapes: tuple[MapShape, ...], address: int) -> bytes:
-    if len(known) >= MAX_KEPT:
-        known.clear()
-    made = known[address] = b"".join(shape.encode(address) for shape in shapes)
-    return made
+        if self._c is None:
+            return self._a.encoded(a) + self._b.encoded(b)
+        result = self._c.encoded(c) if len(self._c) else bytes(MAP_BYTES)
+        return self._b.encoded(b) + self._a.encoded(a) + result
 
 
 def maps(problem: Problem, config: WgmmaConfig) -> Maps:
@@ -158,7 +178,7 @@ def _wgrad_maps(problem: Problem) -> Maps:
     """Ragged boxes of x and dy for `sm90/grouped_mm_wgrad.cuh`."""
     x_shape = _ragged(problem.dtype, problem.rows, problem.k, problem.a_strides[0])
     dy_shape = _ragged(problem.dtype, problem.rows, problem.n, problem.b_strides[1])
-    return Maps((x_shape,), (dy_shape,))
+    return Maps((x_shape,), (dy_shape,), None)
 
 
 def _ragged(dtype: str, rows: int, columns: int, stride: int) -> MapShape:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from . import _device, _launch, _plan, _schedule, _table
 from ._arrays import families, lifetime
+from ._params import TICKET_BYTES
 from ._schedule import Schedule
 
 MAX_ENTRIES = 4096
@@ -103,15 +104,19 @@ def call(
         return None, key
     if lifetime.pending:
         lifetime.poll()
-    return _enqueue(entry, stream, a_ptr, b_ptr, offs_ptr, out, out_ptr), None
+    own_tickets = schedule is None or schedule.stream != stream
+    return _enqueue(entry, stream, a_ptr, b_ptr, offs_ptr, out, out_ptr, own_tickets), None
 
 
-def _enqueue(entry: Entry, stream: int, a: int, b: int, offs: int, out: Any, c: int) -> Any:
+def _enqueue(entry: Entry, stream: int, a: int, b: int, offs: int, out: Any, c: int, own_tickets: bool) -> Any:
     """Allocates and launches: what `_call.run` does, knowing that all arrays are CuPy's."""
     plan, fill, out_shape, out_dtype, table_bytes, scratch_bytes = entry
     if out is None:
         out = families.new_array(_cupy.ndarray, _cupy.alloc, out_shape, out_dtype)
         c = out.data.ptr
+    if not own_tickets and plan.restores:
+        plan.launch(stream, a, b, c, offs, offs + TICKET_BYTES, 0)
+        return out
     work, start = families.new_scratch(_cupy.alloc, scratch_bytes)
     tickets = start + table_bytes
     if fill is None:

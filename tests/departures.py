@@ -60,6 +60,13 @@ def forward_scheduled(gpu: Any) -> Given:
     return given
 
 
+def forward_scheduled_here(gpu: Any) -> Given:
+    """The Schedule was made on the stream that is current, so its own ticket counter may serve."""
+    given = forward_out(gpu)
+    given.offs = dataclasses.replace(schedule(gpu), stream=0)
+    return given
+
+
 def shifted(gpu: Any) -> Given:
     given = forward(gpu)
     given.offs, given.options["group_offset"] = array(gpu, 3, (GROUPS + 2,), INT32), 1
@@ -85,7 +92,8 @@ def gradient_scheduled(gpu: Any) -> Given:
 
 
 BASES: tuple[Callable[[Any], Given], ...] = (
-    forward, forward_out, forward_scheduled, shifted, gradient, gradient_of_one, gradient_scheduled,
+    forward, forward_out, forward_scheduled, forward_scheduled_here, shifted,
+    gradient, gradient_of_one, gradient_scheduled,
 )  # fmt: skip
 
 
@@ -202,6 +210,23 @@ for number in (
     @deed(forward_scheduled, f"a Schedule of {number}")
     def _(gpu: Any, given: Given, number: dict[str, Any] = number) -> None:
         given.offs = schedule(gpu, **number)
+
+
+@deed(forward_scheduled_here, "a Schedule of another stream")
+def _(gpu: Any, given: Given) -> None:
+    given.offs = dataclasses.replace(given.offs, stream=STREAM)
+
+
+@deed(forward_scheduled_here, "a counted Schedule on another stream")
+def _(gpu: Any, given: Given) -> None:
+    gpu.cupy_streams[0] = STREAM
+
+
+@deed(forward_scheduled_here, "a counted Schedule under capture", general=True)
+def _(gpu: Any, given: Given) -> None:
+    gpu.cupy_streams[0] = STREAM
+    given.offs = dataclasses.replace(given.offs, stream=STREAM)
+    gpu.capturing.add(STREAM)
 
 
 @deed(forward_scheduled, "a Schedule in other blocks")

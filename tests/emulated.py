@@ -219,6 +219,8 @@ def launch(library: ctypes.CDLL, case: Case, problem: _problem.Problem, arrays: 
     message = library.run(params, half, int(problem.b_layout == K_MAJOR), case.grid, seed)
     if not message and found[0] != reference.status(case.offs, case.rows):
         return f"status bits {found[0]}"
+    if not message and forward and tickets.any():
+        return f"tickets {tickets} are left behind"
     return message.decode()
 
 

@@ -182,3 +182,28 @@ def test_checked_modes(backend: Backend, rng: np.random.Generator) -> None:
             else:
                 run("sync")
     assert not list(cupy_gmm.async_status()), "reading the status forgets it"
+
+
+@pytest.mark.gpu
+def test_tickets_in_the_table_are_left_as_found(gpu: Backend, rng: np.random.Generator) -> None:
+    """Many products one after the other with one Schedule, of few tiles and of many, beside another stream's."""
+    cupy = gpu.cupy
+    sizes = (3, 300, 0, 64, 209, 256, 17, 1000)
+    offs = np.cumsum(sizes).astype(np.int32)
+    rows = int(offs[-1]) + 40
+    schedule = cupy_gmm.make_schedule(gpu.ints(offs), rows)
+    assert schedule.stream == cupy.cuda.get_current_stream().ptr
+    side = cupy.cuda.Stream(non_blocking=True)
+    gpu.synchronize()
+    for k, n in ((64, 8), (128, 264), (192, 6000)):
+        x = gpu.place(oracle.integers(rng, (rows, k), "bfloat16")).array
+        w = gpu.place(oracle.integers(rng, (len(sizes), k, n), "bfloat16")).array
+        gpu.synchronize()
+        with side:
+            beside = [cupy_gmm.grouped_mm(x, w, schedule) for _ in range(20)]
+        here = [cupy_gmm.grouped_mm(x, w, schedule) for _ in range(20)]
+        gpu.synchronize()
+        assert table_of(gpu, schedule)[10:16].tolist() == [0] * 6
+        expected = gpu.get(cupy_gmm.grouped_mm(x, w, gpu.ints(offs)))
+        for made in (*here, *beside):
+            assert (gpu.get(made).view(np.uint16) == expected.view(np.uint16)).all()

@@ -132,6 +132,11 @@ def test_a_known_call_enqueues_the_same(base: Callable[[Any], Given], gpu: Any) 
     assert len(_warm.entries) == 1
 
 
+def test_tickets_in_the_schedule_need_no_memset(gpu: Any) -> None:
+    kinds = [entry[0] for entry in alone(gpu, departures.forward_scheduled_here, nothing)[1]]
+    assert kinds == (["launch"] if gpu.arch == "sm_90" else ["alloc", "memset", "launch"])
+
+
 def test_every_departure_is_seen(gpu: Any) -> None:
     check(gpu, DEEDS, references(gpu))
     raised = [each for each in DEEDS if "Error" in str(alone(gpu, each.base, each.do)[0])]
@@ -162,6 +167,7 @@ EQUIVALENT = {
     "op": "w has three axes and dy has two",
     "stream not in lifetime.LEGACY": "`captured` asks so too: this spares the call",
 }
+EQUIVALENT_OFF_HOPPER = {"schedule.stream != stream": "no portable kernel counts tickets in a Schedule"}
 
 
 @pytest.mark.parametrize("source, function", [(_warm, "call"), (_call, "key")], ids=["call", "key"])
@@ -183,7 +189,8 @@ def test_mutants_are_noticed(
             continue
         unnoticed.append(name)
     assert len(codes) > 15
-    assert {name.split(": ")[1] for name in unnoticed} <= set(EQUIVALENT), unnoticed
+    allowed = EQUIVALENT if gpu.arch == "sm_90" else EQUIVALENT | EQUIVALENT_OFF_HOPPER
+    assert {name.split(": ")[1] for name in unnoticed} <= set(allowed), unnoticed
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -35,19 +35,20 @@ struct RowQueue {
     __device__ void claim() const {
         if (mine.second == 1) return;
         mine.second = 0;
-        mine.ticket = atomic_add(p.tickets, 1) + static_cast<i32>(gridDim.x);
+        const i32 taken = atomic_add(p.tickets, 1);
+        // Every CTA that had a ticket takes one too many: the last of those leaves the counter as the launch found it.
+        if (taken == 2 * tiles() - whole_tiles() - 1) *p.tickets = 0;
+        mine.ticket = taken + static_cast<i32>(gridDim.x);
     }
 
     // One without rows where there is nothing to do, ended when no ticket is left. Whatever the table holds, the tile
     // lies inside the matrices.
     __device__ void describe(RowTile& tile) const {
-        const i32 tiles = clamped(p.schedule[kNumBlocks], 0, p.max_blocks) * panels() * p.panel;
-        const i32 split = kSplitPerCta * static_cast<i32>(gridDim.x);
-        const i32 whole = tiles > split ? tiles - split : 0;
+        const i32 whole = whole_tiles();
         const bool halved = mine.ticket >= whole;
         const i32 nth = halved ? whole + (mine.ticket - whole) / 2 : mine.ticket;
         tile.rows = -1;
-        if (nth >= tiles) return;
+        if (nth >= tiles()) return;
         place(tile, nth / p.panel, nth % p.panel);
         if (halved) {
             narrow(tile, (mine.ticket - whole) % 2);
@@ -63,6 +64,13 @@ struct RowQueue {
         tile.cols -= half * kCfg.narrow_columns();
         if (tile.cols <= 0) tile.rows = 0;
         if (tile.cols > kCfg.narrow_columns()) tile.cols = kCfg.narrow_columns();
+    }
+
+    __device__ i32 tiles() const { return clamped(p.schedule[kNumBlocks], 0, p.max_blocks) * panels() * p.panel; }
+    // Those before the ones that are handed out in halves.
+    __device__ i32 whole_tiles() const {
+        const i32 rest = tiles() - kSplitPerCta * static_cast<i32>(gridDim.x);
+        return rest > 0 ? rest : 0;
     }
 
     __device__ i32 panels() const {
