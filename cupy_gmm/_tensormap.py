@@ -4,7 +4,7 @@ import ctypes
 from dataclasses import dataclass
 
 from . import _device
-from ._config import ELEMENT_BYTES, GROUPED_MM, TILE_K, HopperRowsConfig, WgmmaConfig
+from ._config import ELEMENT_BYTES, GROUPED_MM, TILE_K, VECTOR_BYTES, HopperRowsConfig, WgmmaConfig
 from ._problem import Problem
 from ._variants import K_MAJOR, MN_MAJOR
 
@@ -158,12 +158,13 @@ def _forward_maps(problem: Problem, config: HopperRowsConfig) -> Maps:
 
 
 def can_store(problem: Problem) -> bool:
-    """Whether the copy engine can write the rows of y."""
+    """Whether the copy engine can write the rows of y: it writes 16 bytes at a time, also where a row ends earlier."""
     stride = problem.c_strides[1] * ELEMENT_BYTES
     return (
         problem.op == GROUPED_MM
         and problem.out_dtype in ("bfloat16", "float16")
         and problem.vector_store
+        and problem.n % (VECTOR_BYTES // ELEMENT_BYTES) == 0
         and problem.rows < RAGGED
         and (problem.rows <= 1 or 0 < stride < MAX_RAGGED_STRIDE_BYTES)
     )

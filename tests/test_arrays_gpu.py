@@ -382,7 +382,7 @@ def test_host_cost_of_three_cupy_arrays():
     named = [(name, cupy.zeros((8, 8, 8), cupy.float16)) for name in ("x", "w", "offs")]
     best = min(_seconds(lambda: locate(*named), 10_000) for _ in range(5))
     print(f"locate of three CuPy arrays: {best * 1e6:.2f} us")
-    assert best < 6e-6
+    assert best < 12e-6  # 3.3 on a fast host
 
 
 def _seconds(call, times):
