@@ -9,7 +9,6 @@ from . import _compile, _device, _heuristics, _launch, _tensormap
 from ._config import GROUPED_MM, Config, HopperRowsConfig, WgmmaConfig
 from ._params import (
     ACCUMULATE,
-    BOX_STORE,
     OUTPUT_TYPES,
     PARAMS_FACTS,
     TICKET_WORDS,
@@ -100,7 +99,8 @@ def build(problem: Problem, groups: int, table: TableShape | None, config: str |
     slots = 2 * (problem.rows // chunk) + 1 if 0 < chunk < problem.rows else 0
     if tickets + slots * tiles >= MAX_TICKETS:
         raise UnsupportedError(f"the call has {tickets} output tiles, more than {MAX_TICKETS}: split it into several.")
-    variant = Variant(chosen, problem.dtype, *_layouts(problem, chosen))
+    boxes = isinstance(chosen, HopperRowsConfig) and _tensormap.can_store(problem)
+    variant = Variant(chosen, problem.dtype, *_layouts(problem, chosen), boxes)
     zeroed = TICKET_WORDS + slots * tiles * chosen.consumers
     function, registers = _load(variant, device)
     resident = resident_ctas(chosen, registers, facts.smem_per_sm)
@@ -202,7 +202,6 @@ def _tickets(problem: Problem, table: TableShape, config: Config, tiles: int) ->
 def _facts(problem: Problem, table: TableShape, config: Config, chunk: int, slots: int) -> bytes:
     flags = (VECTOR_STORE if problem.vector_store else 0) | (ACCUMULATE if problem.accumulate else 0)
     flags |= WHOLE_COLUMN_BLOCKS if _tensormap.whole_column_blocks(problem) else 0
-    flags |= BOX_STORE if _tensormap.can_store(problem) else 0
     return PARAMS_FACTS.pack(
         *problem.a_strides,
         *problem.b_strides,

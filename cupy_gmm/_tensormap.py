@@ -162,7 +162,7 @@ def can_store(problem: Problem) -> bool:
     stride = problem.c_strides[1] * ELEMENT_BYTES
     return (
         problem.op == GROUPED_MM
-        and problem.out_dtype in ("bfloat16", "float16")
+        and problem.out_dtype == problem.dtype
         and problem.vector_store
         and problem.n % (VECTOR_BYTES // ELEMENT_BYTES) == 0
         and problem.rows < RAGGED

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from . import _source
-from ._config import CONFIGS, GROUPED_MM, HOPPER, Config, WgmmaConfig
+from ._config import CONFIGS, GROUPED_MM, HOPPER, Config, HopperRowsConfig, WgmmaConfig
 
 UNITS = ("schedule.cu", "routing.cu", "activation.cu")
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
@@ -15,19 +15,23 @@ STRIDED = "kStrided"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One instantiation of a product kernel: a tuning point, an element type and the layouts of both operands."""
+    """One instantiation of a product kernel: a tuning point, an element type and the layouts of both operands.
+
+    `boxes`: Hopper's forward kernel stores by the copy engine, in the type of the operands.
+    """
 
     config: Config
     dtype: str
     a_layout: str
     b_layout: str
+    boxes: bool = False
 
     @property
     def symbol(self) -> str:
         """Name of the kernel in the cubin; says what it is in a profiler."""
         tile = self.config.name.replace("wgrad-", "")
-        words = (self.config.op, tile, DTYPES[self.dtype], self.b_layout.removeprefix("k").lower())
-        return "_".join(words).replace("-", "_")
+        words = [self.config.op, tile, DTYPES[self.dtype], self.b_layout.removeprefix("k").lower()]
+        return "_".join(words + ["boxes"] * self.boxes).replace("-", "_")
 
     def text(self) -> str:
         """The translation unit that NVRTC compiles."""
@@ -35,12 +39,14 @@ class Variant:
         fields = ", ".join(f".{name} = {value}" for name, value in config.fields().items())
         hopper = isinstance(config, WgmmaConfig)
         folder, suffix, params, operands = "", "", "Params", [self.a_layout, self.b_layout]
+        stores: list[str] = []
         if hopper and config.op == GROUPED_MM:
             folder, suffix, params, operands = "sm90/", "_sm90", "HopperParams", [self.b_layout]
+            stores = ["cupy_gmm::Store::" + ("kBoxes" if self.boxes else "kElements")]
         elif hopper:
             folder, suffix, params, operands = "sm90/", "_sm90", "HopperWgradParams", []
         arguments = ", ".join(
-            ["kCfg", f"cupy_gmm::{DTYPES[self.dtype]}"] + [f"cupy_gmm::Layout::{o}" for o in operands]
+            ["kCfg", f"cupy_gmm::{DTYPES[self.dtype]}"] + [f"cupy_gmm::Layout::{o}" for o in operands] + stores
         )
         return (
             _source.header_text(f"{folder}{config.op}.cuh")
@@ -64,10 +70,11 @@ def layouts(config: Config) -> list[tuple[str, str]]:
 def product_variants() -> list[Variant]:
     """All product kernels that ship."""
     return [
-        Variant(config, dtype, a_layout, b_layout)
+        Variant(config, dtype, a_layout, b_layout, boxes)
         for config in CONFIGS.values()
         for dtype in DTYPES
         for a_layout, b_layout in layouts(config)
+        for boxes in ((True, False) if isinstance(config, HopperRowsConfig) else (False,))
     ]
 
 

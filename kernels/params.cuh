@@ -54,7 +54,6 @@ enum Flag : i32 {
     kVectorStore = 1,        // c: unit column stride, 16-byte base and pitches
     kAccumulate = 2,         // weight gradient: add to what stands in c
     kWholeColumnBlocks = 4,  // Hopper's forward: w is MN-major and n a multiple of 64
-    kBoxStore = 8,           // Hopper's forward: the copy engine can write c
 };
 
 inline constexpr int kTicketWords = 2;

@@ -1,6 +1,6 @@
 // Accumulators of one consumer warpgroup -> 64 columns of y, transposed on the way: wgmma holds weight columns as rows.
-// Where the copy engine can write y it stores what stmatrix.trans has laid out, 64 tokens by 64 columns at a time;
-// everything else goes through float32.
+// Boxes are laid out by stmatrix.trans and stored by the copy engine, 64 tokens by 64 columns at a time; everything
+// else goes through float32. Two kernels, since each takes half as long to compile as both in one.
 #pragma once
 
 #include "../operand.cuh"
@@ -17,8 +17,14 @@
 
 namespace cupy_gmm {
 
-// kHalves: blocks of 64 columns that a warpgroup holds, one after the other; kTokens: most tokens of the tile.
-template <int kHalves, int kTokens>
+enum class Store {
+    kBoxes,     // y has the type of the operands, and the copy engine can write it
+    kElements,  // any type, strides and alignment
+};
+
+// Out: element of y, for boxes. kHalves: blocks of 64 columns that a warpgroup holds, one after the other; kTokens:
+// most tokens of the tile.
+template <class Out, Store kStore, int kHalves, int kTokens>
 struct HopperEpilogue {
     static constexpr int kPlainTokens = 32;     // tokens staged as float32 at a time
     static constexpr int kPlainPitch = 64 + 4;  // floats: the four rows that a quad writes fall into different banks
@@ -31,10 +37,8 @@ struct HopperEpilogue {
     const RowTile& tile;
 
     __device__ __forceinline__ void run(const float* acc) const {
-        if ((p.flags & kBoxStore) != 0 && p.c_type == kOutBf16) {
-            run_matrices<bf16>(acc);
-        } else if ((p.flags & kBoxStore) != 0 && p.c_type == kOutFp16) {
-            run_matrices<fp16>(acc);
+        if constexpr (kStore == Store::kBoxes) {
+            run_matrices(acc);
         } else {
             run_plain(acc);
         }
@@ -45,7 +49,6 @@ struct HopperEpilogue {
     __device__ __forceinline__ void meet() const { named_barrier_sync(1 + warpgroup, 128); }
 
     // One thread stores; the others go on with the other buffer meanwhile.
-    template <class Out>
     __device__ __forceinline__ void run_matrices(const float* acc) const {
         const int thread = forgotten(static_cast<int>(threadIdx.x)) % 128;
         const int lane = thread % 32;
@@ -83,38 +86,46 @@ struct HopperEpilogue {
         }
     }
 
+    // The code that stores stands there once: unrolled it would take most of the compile.
     __device__ __forceinline__ void run_plain(const float* acc) const {
+        constexpr int kSteps = (kTokens + kPlainTokens - 1) / kPlainTokens * kHalves;
         const int thread = forgotten(static_cast<int>(threadIdx.x)) % 128;
-        const int lane = thread % 32;
         float* floats = reinterpret_cast<float*>(staged);
+#pragma unroll 1
+        for (int step = 0; step < kSteps && step / kHalves * kPlainTokens < tile.rows; ++step) {
 #pragma unroll
-        for (int c = 0; c < (kTokens + kPlainTokens - 1) / kPlainTokens; ++c) {
-            if (c * kPlainTokens >= tile.rows) break;
-            const int column = thread / 32 * 16 + lane / 4;
-#pragma unroll
-            for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-                for (int j = 0; j < kPlainTokens / 8; ++j) {
-                    if (c * kPlainTokens + j * 8 < kTokens) {
-                        const float* d = acc + half * kTokens / 2 + (c * kPlainTokens / 8 + j) * 4;
-                        float* at = floats + (j * 8 + lane % 4 * 2) * kPlainPitch + column;
-                        at[0] = d[0];
-                        at[kPlainPitch] = d[1];
-                        at[8] = d[2];
-                        at[kPlainPitch + 8] = d[3];
-                    }
+            for (int each = 0; each < kSteps; ++each) {
+                if (each == step) {
+                    stage_plain(acc + each % kHalves * (kTokens / 2) + each / kHalves * (kPlainTokens / 2),
+                                kTokens - each / kHalves * kPlainTokens, floats, thread);
                 }
-                meet();
-                for (int i = thread; i < kPlainTokens * 8; i += 128) {
-                    const int row = c * kPlainTokens + i / 8;
-                    const Float4* from = reinterpret_cast<const Float4*>(floats + i / 8 * kPlainPitch + i % 8 * 8);
-                    if (row < tile.rows) {
-                        with_target(p, 0, tile.first_row, first_column(half), [&](const auto& target) {
-                            if (i % 8 * 8 < target.cols) store_chunk(target, row, i % 8 * 8, {from[0], from[1]});
-                        });
-                    }
+            }
+            meet();
+#pragma unroll 1
+            for (int i = thread; i < kPlainTokens * 8; i += 128) {
+                const int row = step / kHalves * kPlainTokens + i / 8;
+                const Float4* from = reinterpret_cast<const Float4*>(floats + i / 8 * kPlainPitch + i % 8 * 8);
+                if (row < tile.rows) {
+                    with_target(p, 0, tile.first_row, first_column(step % kHalves), [&](const auto& target) {
+                        if (i % 8 * 8 < target.cols) store_chunk(target, row, i % 8 * 8, {from[0], from[1]});
+                    });
                 }
-                meet();
+            }
+            meet();
+        }
+    }
+
+    // kPlainTokens tokens of 64 columns as float32, of which `tokens` exist in the accumulators.
+    __device__ __forceinline__ static void stage_plain(const float* acc, int tokens, float* floats, int thread) {
+        const int lane = thread % 32;
+        float* at = floats + lane % 4 * 2 * kPlainPitch + thread / 32 * 16 + lane / 4;
+#pragma unroll
+        for (int j = 0; j < kPlainTokens / 8; ++j) {
+            if (j * 8 < tokens) {
+                at[(j * 8) * kPlainPitch] = acc[j * 4];
+                at[(j * 8 + 1) * kPlainPitch] = acc[j * 4 + 1];
+                at[(j * 8) * kPlainPitch + 8] = acc[j * 4 + 2];
+                at[(j * 8 + 1) * kPlainPitch + 8] = acc[j * 4 + 3];
             }
         }
     }

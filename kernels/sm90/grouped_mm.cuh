@@ -24,7 +24,7 @@ namespace cupy_gmm {
 struct HopperParams {
     TensorMap w[2];   // for a narrow and a wide tile
     TensorMap x[16];  // 64 k by 16, 32, ... 256 rows
-    TensorMap y;      // ragged, 64 columns by 64 rows; unused without kBoxStore
+    TensorMap y;      // ragged, 64 columns by 64 rows; unused without Store::kBoxes
     Params p;
 };
 static_assert(sizeof(HopperParams) == 19 * 128 + 192, "mirrored by cupy_gmm/_tensormap.py");
@@ -77,38 +77,38 @@ __device__ void load_tokens(const HopperParams& h, const Barriers<kCfg, RowTile>
 }
 
 // kHalves: how many times 64 columns each warpgroup multiplies.
-template <class T, Layout kWLayout, int kHalves, int kTokens, HopperRowsConfig kCfg>
+template <class T, Layout kWLayout, Store kStore, int kHalves, int kTokens, HopperRowsConfig kCfg>
 __device__ __forceinline__ void consume_tile(const HopperParams& h, const Barriers<kCfg, RowTile>& barriers,
                                              int warpgroup, const RowTile& tile, float* acc,
                                              StageRing<kCfg.blocks()>& ring) {
     const HopperMainloop<T, kWLayout == Layout::kMnMajor, false, kTokens, kHalves, kCfg, RowTile> mainloop{
         barriers, warpgroup, forward_steps(h.p, tile), stage_blocks<kCfg>(tile)};
     mainloop.run(acc, rounded_tokens(tile.rows), ring);
-    const HopperEpilogue<kHalves, kTokens> epilogue{&h.y, h.p, barriers.storage.staged[warpgroup][0], warpgroup, tile};
+    const HopperEpilogue<T, kStore, kHalves, kTokens> epilogue{&h.y, h.p, barriers.storage.staged[warpgroup][0],
+                                                               warpgroup, tile};
     epilogue.run(acc);
 }
 
-template <class T, Layout kWLayout, HopperRowsConfig kCfg>
+template <class T, Layout kWLayout, Store kStore, HopperRowsConfig kCfg>
 __device__ __forceinline__ void consume(const HopperParams& h, const Barriers<kCfg, RowTile>& barriers, int warpgroup) {
     StageRing<kCfg.blocks()> ring;
-    RingPosition<kTileSlots> at;
     float acc[kCfg.accumulators()];
-    for (;; at.advance()) {
-        const RowTile& tile = await_tile(barriers, at);
+    for (u32 nth = 0;; ++nth) {
+        const RowTile& tile = await_tile(barriers, TileSlot(nth));
         if (tile.ended()) break;
 #pragma unroll
         for (int i = 0; i < kCfg.accumulators(); ++i) acc[i] = 0.0f;
         if (tile.cols > kCfg.narrow_columns()) {
-            consume_tile<T, kWLayout, 2, kCfg.wide_tokens>(h, barriers, warpgroup, tile, acc, ring);
+            consume_tile<T, kWLayout, kStore, 2, kCfg.wide_tokens>(h, barriers, warpgroup, tile, acc, ring);
         } else {
-            consume_tile<T, kWLayout, 1, kCfg.tokens>(h, barriers, warpgroup, tile, acc, ring);
+            consume_tile<T, kWLayout, kStore, 1, kCfg.tokens>(h, barriers, warpgroup, tile, acc, ring);
         }
-        forget_tile(barriers, at);
+        forget_tile(barriers, TileSlot(nth));
     }
     tma_store_wait<0>();  // shared memory is read to the end
 }
 
-template <HopperRowsConfig kCfg, class T, Layout kWLayout>
+template <HopperRowsConfig kCfg, class T, Layout kWLayout, Store kStore>
 __device__ __forceinline__ void grouped_mm_sm90(const HopperParams& h) {
     static_assert(kCfg.legal(), "this HopperRowsConfig cannot be built: see HopperRowsConfig::legal");
     static_assert(sizeof(HopperStorage<kCfg, RowTile>) <= kCfg.shared_bytes(), "shared memory");
@@ -129,7 +129,7 @@ __device__ __forceinline__ void grouped_mm_sm90(const HopperParams& h) {
         if (warp == 3) report_status(h.p, 96);
     } else {
         setmaxnreg_inc<kCfg.consumer_registers()>();
-        consume<T, kWLayout>(h, barriers, warpgroup - 1);
+        consume<T, kWLayout, kStore>(h, barriers, warpgroup - 1);
     }
 }
 

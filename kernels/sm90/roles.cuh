@@ -120,17 +120,16 @@ __device__ __forceinline__ void produce(const Barriers<kCfg, Tile>& barriers, co
 
 // A consumer thread: the announced tile, to be read where it stands until `forget_tile`, which spares the registers.
 template <auto kCfg, class Tile>
-__device__ __forceinline__ const Tile& await_tile(const Barriers<kCfg, Tile>& barriers,
-                                                  const RingPosition<kTileSlots>& at) {
-    wait_for(barriers.announced(at.slot), at.phase);
-    return barriers.storage.tile[at.slot];
+__device__ __forceinline__ const Tile& await_tile(const Barriers<kCfg, Tile>& barriers, const TileSlot& at) {
+    wait_for(barriers.announced(at.slot()), at.phase());
+    return barriers.storage.tile[at.slot()];
 }
 
 // Called by whole warps, after the last of their threads has read the tile.
 template <auto kCfg, class Tile>
-__device__ __forceinline__ void forget_tile(const Barriers<kCfg, Tile>& barriers, const RingPosition<kTileSlots>& at) {
+__device__ __forceinline__ void forget_tile(const Barriers<kCfg, Tile>& barriers, const TileSlot& at) {
     warp_sync();
-    if (lane_id() == 0) mbarrier_arrive(barriers.forgotten(at.slot));
+    if (lane_id() == 0) mbarrier_arrive(barriers.forgotten(at.slot()));
 }
 
 // A consumer warp: one lane reads the announced tile and lets go of it; the others hear of it from that lane.

@@ -20,6 +20,11 @@ struct RowTicket {
     i32 ticket;
     i32 second;     // 1: of two narrow tiles of this ticket, the first is announced
     u32 announced;  // tiles so far
+    i32 blocks;
+    i32 long_blocks;
+    i32 panels;
+    i32 tiles;  // wide ones
+    i32 whole;  // those before the ones that are handed out in halves
 };
 
 template <HopperRowsConfig kCfg>
@@ -30,28 +35,36 @@ struct RowQueue {
     __device__ RowQueue(const Params& p_, RowTicket& mine_) : p(p_), mine(mine_) {
         mine.ticket = static_cast<i32>(blockIdx.x);
         mine.second = 0;
+        mine.blocks = clamped(p.schedule[kNumBlocks], 0, p.max_blocks);
+        mine.long_blocks = clamped(p.schedule[kLongBlocks], 0, mine.blocks);
+        mine.panels = ((p.n + kCfg.columns - 1) / kCfg.columns + p.panel - 1) / p.panel;
+        mine.tiles = mine.blocks * mine.panels * p.panel;
+        mine.whole = clamped(mine.tiles - kSplitPerCta * static_cast<i32>(gridDim.x), 0, mine.tiles);
     }
 
     __device__ void claim() const {
         if (mine.second == 1) return;
         mine.second = 0;
-        const i32 taken = atomic_add(p.tickets, 1);
-        // Every CTA that had a ticket takes one too many: the last of those leaves the counter as the launch found it.
-        if (taken == 2 * tiles() - whole_tiles() - 1) *p.tickets = 0;
-        mine.ticket = taken + static_cast<i32>(gridDim.x);
+        mine.ticket = atomic_add(p.tickets, 1) + static_cast<i32>(gridDim.x);
     }
 
     // One without rows where there is nothing to do, ended when no ticket is left. Whatever the table holds, the tile
     // lies inside the matrices.
     __device__ void describe(RowTile& tile) const {
-        const i32 whole = whole_tiles();
-        const bool halved = mine.ticket >= whole;
-        const i32 nth = halved ? whole + (mine.ticket - whole) / 2 : mine.ticket;
+        const i32 past_whole = mine.ticket - mine.whole;
+        const i32 nth = past_whole >= 0 ? mine.whole + past_whole / 2 : mine.ticket;
         tile.rows = -1;
-        if (nth >= tiles()) return;
+        if (nth >= mine.tiles) {
+            // Every CTA that had a ticket takes one too many: the last of those leaves the counter as the launch found
+            // it.
+            const i32 tickets = 2 * mine.tiles - mine.whole;
+            if (mine.ticket == tickets + static_cast<i32>(gridDim.x) - 1) *p.tickets = 0;
+            return;
+        }
+        tile.rows = 0;
         place(tile, nth / p.panel, nth % p.panel);
-        if (halved) {
-            narrow(tile, (mine.ticket - whole) % 2);
+        if (past_whole >= 0) {
+            narrow(tile, past_whole % 2);
         } else if (tile.rows > kCfg.wide_tokens) {
             narrow(tile, mine.second);
             mine.second = mine.second == 0 ? 1 : 2;
@@ -61,51 +74,34 @@ struct RowQueue {
    private:
     __device__ static void narrow(RowTile& tile, i32 half) {
         tile.col += half * kCfg.narrow_columns();
-        tile.cols -= half * kCfg.narrow_columns();
-        if (tile.cols <= 0) tile.rows = 0;
-        if (tile.cols > kCfg.narrow_columns()) tile.cols = kCfg.narrow_columns();
-    }
-
-    __device__ i32 tiles() const { return clamped(p.schedule[kNumBlocks], 0, p.max_blocks) * panels() * p.panel; }
-    // Those before the ones that are handed out in halves.
-    __device__ i32 whole_tiles() const {
-        const i32 rest = tiles() - kSplitPerCta * static_cast<i32>(gridDim.x);
-        return rest > 0 ? rest : 0;
-    }
-
-    __device__ i32 panels() const {
-        const i32 col_tiles = (p.n + kCfg.columns - 1) / kCfg.columns;
-        return (col_tiles + p.panel - 1) / p.panel;
-    }
-
-    // How many of the strips before this one are long: the same share of any number of them, and all in the end.
-    __device__ i32 long_before(i32 strip, i32 long_blocks, i32 blocks) const {
-        if (long_blocks == blocks) return strip;
-        if (long_blocks == 0) return 0;
-        const u32 share = static_cast<u32>(p.schedule[kLongShare]);
-        return static_cast<i32>(static_cast<u64>(static_cast<u32>(strip)) * share >> 32);
+        tile.cols = clamped(tile.cols - half * kCfg.narrow_columns(), 0, kCfg.narrow_columns());
+        if (tile.cols == 0) tile.rows = 0;
     }
 
     // The nth strip, a row block times a panel of neighbouring column tiles; long groups and the others take turns as
     // often as they have strips. A panel is walked through all row blocks before the next, so that its weights stay in
     // L2 for all row blocks of their group.
     __device__ void place(RowTile& tile, i32 strip, i32 in_panel) const {
-        const i32 blocks = clamped(p.schedule[kNumBlocks], 0, p.max_blocks);
-        const i32 long_blocks = clamped(p.schedule[kLongBlocks], 0, blocks);
-        const i32 before = long_before(strip, long_blocks, blocks);
-        const bool is_long = long_before(strip + 1, long_blocks, blocks) > before;
+        const u64 share = static_cast<u32>(p.schedule[kLongShare]);
+        const u64 handed = static_cast<u32>(strip) * share;  // long strips among those before, in 2^-32
+        i32 before = static_cast<i32>(handed >> 32);
+        bool is_long = static_cast<i32>((handed + share) >> 32) > before;
+        if (mine.long_blocks == mine.blocks) {
+            before = strip;
+            is_long = true;
+        }
         const i32 nth = is_long ? before : strip - before;
-        const i32 in_list = is_long ? long_blocks : blocks - long_blocks;
-        tile.rows = 0;
-        if (nth / in_list >= panels()) return;  // the table holds something else than a schedule
+        const i32 in_list = is_long ? mine.long_blocks : mine.blocks - mine.long_blocks;
+        if (in_list == 0 || nth / in_list >= mine.panels) return;  // the table holds something else than a schedule
         tile.col = (nth / in_list * p.panel + in_panel) * kCfg.columns;
         tile.cols = clamped(p.n - tile.col, 0, kCfg.columns);
+        if (tile.cols == 0) return;
         const RowBlock& block =
-            Schedule{p.schedule, p.schedule_groups}.blocks()[nth % in_list + (is_long ? 0 : long_blocks)];
+            Schedule{p.schedule, p.schedule_groups}.blocks()[nth % in_list + (is_long ? 0 : mine.long_blocks)];
         tile.group = block.group;
         const i32 end_row = clamped(block.end_row, 0, p.rows);
         tile.first_row = clamped(block.first_row, 0, end_row);
-        if (tile.cols > 0) tile.rows = clamped(end_row - tile.first_row, 0, kCfg.tokens);
+        tile.rows = clamped(end_row - tile.first_row, 0, kCfg.tokens);
     }
 };
 

@@ -9,11 +9,18 @@ static constexpr HopperRowsConfig kConfig{.columns = 256, .wide_tokens = 208, .t
 
 extern "C" size_t params_bytes() { return sizeof(HopperParams); }
 
+template <Store kStore>
+static void product(const HopperParams& h, int half, int k_major) {
+    if (half && k_major) return grouped_mm_sm90<kConfig, fp16, Layout::kKMajor, kStore>(h);
+    if (half) return grouped_mm_sm90<kConfig, fp16, Layout::kMnMajor, kStore>(h);
+    if (k_major) return grouped_mm_sm90<kConfig, bf16, Layout::kKMajor, kStore>(h);
+    return grouped_mm_sm90<kConfig, bf16, Layout::kMnMajor, kStore>(h);
+}
+
+// The map of y is zeros where the copy engine cannot write it.
 extern "C" const char* run(const void* params, int half, int k_major, unsigned grid, int seed) {
     return run_threads<kConfig, HopperParams>(params, grid, seed, [=](const HopperParams& h) {
-        if (half && k_major) return grouped_mm_sm90<kConfig, fp16, Layout::kKMajor>(h);
-        if (half) return grouped_mm_sm90<kConfig, fp16, Layout::kMnMajor>(h);
-        if (k_major) return grouped_mm_sm90<kConfig, bf16, Layout::kKMajor>(h);
-        return grouped_mm_sm90<kConfig, bf16, Layout::kMnMajor>(h);
+        const bool boxes = h.y.words[0] != 0;
+        boxes ? product<Store::kBoxes>(h, half, k_major) : product<Store::kElements>(h, half, k_major);
     });
 }
