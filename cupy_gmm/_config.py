@@ -39,7 +39,7 @@ class TileConfig:
 
     @property
     def consumers(self) -> int:
-        """Parts of a CTA that finish a tile on their own."""
+        """Parts of a tile that are finished each on its own: pieces of a split group arrive at so many counters."""
         return 1
 
     @property
@@ -84,6 +84,25 @@ class TileConfig:
         return None
 
 
+class _OnHopper:
+    """What the tuning points of the wgmma kernels have in common."""
+
+    __slots__ = ()
+
+    min_ctas = 1
+    vectorised = True
+
+    def target(self, arch: str) -> str:
+        """What to compile for on an architecture: wgmma exists in the architecture-specific target only."""
+        return arch + "a"
+
+    def why_illegal(self, arch: str, smem_limit: int, any_stride: bool) -> str | None:
+        """As `TileConfig.why_illegal`."""
+        if arch != HOPPER:
+            return f"it is written for {HOPPER} and the device is {arch}"
+        return None
+
+
 def _hopper_shared_bytes(blocks: int, consumers: int) -> int:
     """Twin of `hopper_shared_bytes`."""
     barriers = (2 * 8 + 2 * 2 + 1) * 8
@@ -92,7 +111,7 @@ def _hopper_shared_bytes(blocks: int, consumers: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class HopperConfig:
+class HopperConfig(_OnHopper):
     """One tuning point of the wgmma kernels for sm_90.
 
     Attributes:
@@ -109,8 +128,6 @@ class HopperConfig:
     n: int
     stages: int
 
-    min_ctas = 1
-    vectorised = True
     struct = "HopperConfig"
 
     @property
@@ -141,19 +158,9 @@ class HopperConfig:
         """The fields that the CUDA struct has, by name."""
         return {"m": self.m, "n": self.n, "stages": self.stages}
 
-    def target(self, arch: str) -> str:
-        """What to compile for on an architecture: wgmma exists in the architecture-specific target only."""
-        return arch + "a"
-
-    def why_illegal(self, arch: str, smem_limit: int, any_stride: bool) -> str | None:
-        """As `TileConfig.why_illegal`."""
-        if arch != HOPPER:
-            return f"it is written for {HOPPER} and the device is {arch}"
-        return None
-
 
 @dataclass(frozen=True, slots=True)
-class HopperRowsConfig:
+class HopperRowsConfig(_OnHopper):
     """One tuning point of forward and input gradient on Hopper.
 
     Attributes:
@@ -171,8 +178,6 @@ class HopperRowsConfig:
     ring: int
 
     op = GROUPED_MM
-    min_ctas = 1
-    vectorised = True
     struct = "HopperRowsConfig"
 
     @property
@@ -203,18 +208,58 @@ class HopperRowsConfig:
         """The fields that the CUDA struct has, by name."""
         return {name: getattr(self, name) for name in ("columns", "wide_tokens", "tokens", "ring")}
 
-    def target(self, arch: str) -> str:
-        """As `HopperConfig.target`."""
-        return arch + "a"
 
-    def why_illegal(self, arch: str, smem_limit: int, any_stride: bool) -> str | None:
-        """As `TileConfig.why_illegal`."""
-        if arch != HOPPER:
-            return f"it is written for {HOPPER} and the device is {arch}"
-        return None
+@dataclass(frozen=True, slots=True)
+class PingpongConfig(_OnHopper):
+    """One tuning point of the weight gradient for sm_90 whose two warpgroups take tiles in turn.
+
+    Attributes:
+        name: What `config=` takes.
+        m: Extent of a tile on wgmma's 64-row side, along k.
+        n: Extent on its other side, along n.
+        m_stages: Slots of the load ring of x.
+        n_stages: Slots of that of dy.
+        bundle: Most tiles that are handed out together and share their columns of dy.
+        stored: Rows that the copy engine writes at a time: 16 for each warp, 64 for a warpgroup.
+        front: Percent of the CTAs that begin with the longest groups; the others begin with the shortest.
+    """
+
+    name: str
+    m: int
+    n: int
+    m_stages: int
+    n_stages: int
+    bundle: int
+    stored: int
+    front: int
+
+    op = WGRAD
+    struct = "PingpongConfig"
+    threads = 384
+    consumers = 1  # a tile is finished by one warpgroup
+
+    @property
+    def tile_m(self) -> int:
+        return self.m
+
+    @property
+    def tile_n(self) -> int:
+        return self.n
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of one CTA; the same sum as `PingpongConfig::shared_bytes`."""
+        rings = (self.m_stages * self.m + self.n_stages * self.n) * TILE_K * ELEMENT_BYTES
+        staging = 2 * 64 * self.n * ELEMENT_BYTES
+        small = (2 * self.m_stages + 2 * self.n_stages + 2 * 8 + 1 + 2 + 1) * 8 + 8 * 64 + 1280
+        return -(-(rings + staging + small) // 1024) * 1024
+
+    def fields(self) -> dict[str, int]:
+        """The fields that the CUDA struct has, by name."""
+        return {name: getattr(self, name) for name in ("m", "n", "m_stages", "n_stages", "bundle", "stored", "front")}
 
 
-WgmmaConfig = HopperConfig | HopperRowsConfig
+WgmmaConfig = HopperConfig | HopperRowsConfig | PingpongConfig
 Config = TileConfig | WgmmaConfig
 
 CONFIGS: dict[str, Config] = {
@@ -227,6 +272,8 @@ CONFIGS: dict[str, Config] = {
         TileConfig("any-128x64", GROUPED_MM, 128, 64, 2, 2, 2, 2, 2),
         HopperRowsConfig("hopper-256x208", 256, 208, 256, 24),
         HopperConfig("hopper-wgrad-128x256", WGRAD, 128, 256, 4),
+        # perf: bench/notes/0007-hopper-wgrad-pingpong.md
+        PingpongConfig("hopper-wgrad-pingpong-128x192", 128, 192, 5, 4, 4, 64, 75),
         TileConfig("wgrad-128x128", WGRAD, 128, 128, 2, 2, 3, 2, 16),
         TileConfig("wgrad-64x64", WGRAD, 64, 64, 2, 2, 4, 2, 16),
         TileConfig("wgrad-any-64x64", WGRAD, 64, 64, 2, 2, 2, 2, 2),

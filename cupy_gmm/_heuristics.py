@@ -101,7 +101,7 @@ def choose_wgrad(k: int, n: int, any_stride: bool, copy_engine: bool, arch: str)
     if any_stride:
         return CONFIGS["wgrad-any-64x64"]
     if arch == HOPPER and copy_engine:
-        return CONFIGS["hopper-wgrad-128x256"]
+        return CONFIGS["hopper-wgrad-pingpong-128x192"]
     return CONFIGS["wgrad-64x64"] if k <= 64 or n <= 64 else CONFIGS["wgrad-128x128"]
 
 

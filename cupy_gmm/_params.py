@@ -6,6 +6,7 @@ OUTPUT_TYPES = {"bfloat16": 0, "float16": 1, "float32": 2}  # OutputType
 VECTOR_STORE = 1  # Flag
 ACCUMULATE = 2
 WHOLE_COLUMN_BLOCKS = 4
+BOX_STORE = 8
 TICKET_WORDS = 2  # kTicketWords
 TICKET_BYTES = 4 * 10  # where the table has a ticket counter: kTicket
 UNKNOWN_GROUPS = 0x7FFFFFFF  # ScheduleParams::num_groups when the weights are not known yet

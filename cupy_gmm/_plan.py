@@ -9,6 +9,7 @@ from . import _compile, _device, _heuristics, _launch, _tensormap
 from ._config import GROUPED_MM, Config, HopperRowsConfig, WgmmaConfig
 from ._params import (
     ACCUMULATE,
+    BOX_STORE,
     OUTPUT_TYPES,
     PARAMS_FACTS,
     TICKET_WORDS,
@@ -202,6 +203,7 @@ def _tickets(problem: Problem, table: TableShape, config: Config, tiles: int) ->
 def _facts(problem: Problem, table: TableShape, config: Config, chunk: int, slots: int) -> bytes:
     flags = (VECTOR_STORE if problem.vector_store else 0) | (ACCUMULATE if problem.accumulate else 0)
     flags |= WHOLE_COLUMN_BLOCKS if _tensormap.whole_column_blocks(problem) else 0
+    flags |= BOX_STORE if _tensormap.can_store(problem) else 0
     return PARAMS_FACTS.pack(
         *problem.a_strides,
         *problem.b_strides,

@@ -4,12 +4,21 @@ import ctypes
 from dataclasses import dataclass
 
 from . import _device
-from ._config import ELEMENT_BYTES, GROUPED_MM, TILE_K, VECTOR_BYTES, HopperRowsConfig, WgmmaConfig
+from ._config import (
+    ELEMENT_BYTES,
+    GROUPED_MM,
+    TILE_K,
+    VECTOR_BYTES,
+    HopperRowsConfig,
+    PingpongConfig,
+    WgmmaConfig,
+)
 from ._problem import Problem
 from ._variants import K_MAJOR, MN_MAJOR
 
 MAP_BYTES = 128
 ADDRESS_BYTES = 8  # of a map, in front
+PINGPONG_NARROW = 128  # columns of a narrow tile; kNarrow in sm90/config.cuh
 MAX_KEPT = 1024  # addresses a plan remembers
 MAX_STRIDE_BYTES = 1 << 40
 MAX_RAGGED_STRIDE_BYTES = 1 << 34
@@ -107,30 +116,39 @@ class Side:
 class Maps:
     """The tensor maps of one plan."""
 
-    __slots__ = ("_a", "_b", "_c")
+    __slots__ = ("_a", "_absent", "_b", "_c", "_left_first")
 
     def __init__(
-        self, a_shapes: tuple[MapShape, ...], b_shapes: tuple[MapShape, ...], c_shapes: tuple[MapShape, ...] | None
+        self,
+        a_shapes: tuple[MapShape, ...],
+        b_shapes: tuple[MapShape, ...],
+        c_shapes: tuple[MapShape, ...] = (),
+        left_first: bool = False,
+        absent: int = 0,
     ) -> None:
+        """`absent`: maps of the result that the kernel's parameters have room for, and which are not there."""
         self._a = Side(a_shapes)
         self._b = Side(b_shapes)
-        self._c = None if c_shapes is None else Side(c_shapes)  # no shapes: the copy engine cannot write the result
+        self._c = Side(c_shapes)
+        self._left_first = left_first
+        self._absent = bytes(absent * MAP_BYTES)
 
     @property
     def nbytes(self) -> int:
         """Length of what `encoded` gives."""
-        return MAP_BYTES * (len(self._a) + len(self._b) + (0 if self._c is None else 1))
+        return MAP_BYTES * (len(self._a) + len(self._b) + len(self._c)) + len(self._absent)
 
     def encoded(self, a: int, b: int, c: int) -> bytes:
         """Maps of the operands at `a` and `b` and the result at `c`, in the order of the kernel's parameters."""
-        if self._c is None:
-            return self._a.encoded(a) + self._b.encoded(b)
-        result = self._c.encoded(c) if len(self._c) else bytes(MAP_BYTES)
-        return self._b.encoded(b) + self._a.encoded(a) + result
+        left, right = self._a.encoded(a), self._b.encoded(b)
+        both = left + right if self._left_first else right + left
+        return both + (self._c.encoded(c) if len(self._c) else self._absent)
 
 
 def maps(problem: Problem, config: WgmmaConfig) -> Maps:
     """What the kernel of `config` needs to know of the operands of `problem`."""
+    if isinstance(config, PingpongConfig):
+        return _pingpong_maps(problem, config)
     return _forward_maps(problem, config) if isinstance(config, HopperRowsConfig) else _wgrad_maps(problem)
 
 
@@ -154,32 +172,71 @@ def _forward_maps(problem: Problem, config: HopperRowsConfig) -> Maps:
     else:
         w_shapes = (MapShape(dtype, (n, k, groups), (k_stride, group_stride), (64, TILE_K, 1)),) * 2
     y_shapes = (_ragged(problem.out_dtype, problem.rows, n, problem.c_strides[1]),) if can_store(problem) else ()
-    return Maps(x_shapes, w_shapes, y_shapes)
+    return Maps(x_shapes, w_shapes, y_shapes, absent=0 if y_shapes else 1)
 
 
 def can_store(problem: Problem) -> bool:
-    """Whether the copy engine can write the rows of y: it writes 16 bytes at a time, also where a row ends earlier."""
-    stride = problem.c_strides[1] * ELEMENT_BYTES
-    return (
-        problem.op == GROUPED_MM
-        and problem.out_dtype == problem.dtype
-        and problem.vector_store
-        and problem.n % (VECTOR_BYTES // ELEMENT_BYTES) == 0
-        and problem.rows < RAGGED
-        and (problem.rows <= 1 or 0 < stride < MAX_RAGGED_STRIDE_BYTES)
+    """Whether the copy engine can write the result: it writes 16 bytes at a time, also where a row ends earlier."""
+    if not problem.vector_store or problem.n % (VECTOR_BYTES // ELEMENT_BYTES) != 0:
+        return False
+    group, row = (stride * ELEMENT_BYTES for stride in problem.c_strides[:2])
+    if problem.op == GROUPED_MM:
+        walked = problem.rows <= 1 or 0 < row < MAX_RAGGED_STRIDE_BYTES
+        return problem.out_dtype == problem.dtype and problem.rows < RAGGED and walked
+    steps = ((problem.groups, group), (problem.k, row))
+    return problem.out_dtype in ("bfloat16", "float16") and all(
+        extent <= 1 or 0 < step < MAX_STRIDE_BYTES for extent, step in steps
     )
 
 
 def whole_column_blocks(problem: Problem) -> bool:
-    """Whether one box can take several blocks of 64 columns of the weights: else the last one would leave its row."""
-    return problem.op == GROUPED_MM and problem.b_layout == MN_MAJOR and problem.n % 64 == 0
+    """Whether one box can take several blocks of 64 columns: else the last one would leave its row."""
+    if problem.op == GROUPED_MM:
+        return problem.b_layout == MN_MAJOR and problem.n % 64 == 0
+    return problem.k % 64 == 0 and problem.n % 64 == 0
 
 
 def _wgrad_maps(problem: Problem) -> Maps:
     """Ragged boxes of x and dy for `sm90/grouped_mm_wgrad.cuh`."""
     x_shape = _ragged(problem.dtype, problem.rows, problem.k, problem.a_strides[0])
     dy_shape = _ragged(problem.dtype, problem.rows, problem.n, problem.b_strides[1])
-    return Maps((x_shape,), (dy_shape,), None)
+    return Maps((x_shape,), (dy_shape,), left_first=True)
+
+
+def _pingpong_maps(problem: Problem, config: PingpongConfig) -> Maps:
+    """Boxes of x, dy and the result for `sm90/grouped_mm_wgrad_pingpong.cuh`; of the latter two for either width."""
+    widths = (config.n, PINGPONG_NARROW)
+    whole = whole_column_blocks(problem)
+    dtype, rows = problem.dtype, problem.rows
+    x_shape = _ragged_blocks(dtype, rows, problem.k, problem.a_strides[0], config.m if whole else 0)
+    dy_shapes = (
+        _ragged_blocks(dtype, rows, problem.n, problem.b_strides[1], width if whole else 0) for width in widths
+    )
+    if not can_store(problem):
+        return Maps((x_shape,), tuple(dy_shapes), left_first=True, absent=2)
+    k, n = problem.k, problem.n
+    group, row, _ = problem.c_strides
+    strides = (_stride(k, row), 64 * ELEMENT_BYTES, _stride(problem.groups, group))
+    extents = (64, k, n // 64, problem.groups) if whole else (n, k, 1, problem.groups)
+    c_shapes = (
+        MapShape(problem.out_dtype, extents, strides, (64, config.stored, width // 64 if whole else 1, 1))
+        for width in widths
+    )
+    return Maps((x_shape,), tuple(dy_shapes), tuple(c_shapes), left_first=True)
+
+
+def _ragged_blocks(dtype: str, rows: int, columns: int, stride: int, width: int) -> MapShape:
+    """As `_ragged`, but the last axis counts blocks of 64 columns, of which a box takes `width` columns; 0: the first
+    axis counts all columns, and a box takes 64.
+    """
+    pitch = _stride(rows, stride)
+    inner, blocks = (64, columns // 64) if width else (columns, 1)
+    return MapShape(
+        dtype,
+        (inner, RAGGED, rows + 1, RAGGED + 1, blocks),
+        (pitch, pitch, (1 << 34) - pitch, 64 * ELEMENT_BYTES),
+        (64, TILE_K, 1, 1, max(width // 64, 1)),
+    )
 
 
 def _ragged(dtype: str, rows: int, columns: int, stride: int) -> MapShape:

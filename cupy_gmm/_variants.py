@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from . import _source
-from ._config import CONFIGS, GROUPED_MM, HOPPER, Config, HopperRowsConfig, WgmmaConfig
+from ._config import CONFIGS, GROUPED_MM, HOPPER, Config, HopperRowsConfig, PingpongConfig, WgmmaConfig
 
 UNITS = ("schedule.cu", "routing.cu", "activation.cu")
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
@@ -38,9 +38,11 @@ class Variant:
         config = self.config
         fields = ", ".join(f".{name} = {value}" for name, value in config.fields().items())
         hopper = isinstance(config, WgmmaConfig)
-        folder, suffix, params, operands = "", "", "Params", [self.a_layout, self.b_layout]
+        kernel, folder, suffix, params, operands = config.op, "", "", "Params", [self.a_layout, self.b_layout]
         stores: list[str] = []
-        if hopper and config.op == GROUPED_MM:
+        if isinstance(config, PingpongConfig):
+            kernel, folder, suffix, params, operands = f"{kernel}_pingpong", "sm90/", "_sm90", "PingpongParams", []
+        elif hopper and config.op == GROUPED_MM:
             folder, suffix, params, operands = "sm90/", "_sm90", "HopperParams", [self.b_layout]
             stores = ["cupy_gmm::Store::" + ("kBoxes" if self.boxes else "kElements")]
         elif hopper:
@@ -49,12 +51,12 @@ class Variant:
             ["kCfg", f"cupy_gmm::{DTYPES[self.dtype]}"] + [f"cupy_gmm::Layout::{o}" for o in operands] + stores
         )
         return (
-            _source.header_text(f"{folder}{config.op}.cuh")
+            _source.header_text(f"{folder}{kernel}.cuh")
             + f"namespace {{ constexpr cupy_gmm::{config.struct} kCfg{{{fields}}}; }}\n"
             + f"static_assert(kCfg.shared_bytes() == {config.shared_bytes});\n"
             + f'extern "C" __global__ void __launch_bounds__(kCfg.threads(), {config.min_ctas})\n'
             + f"{self.symbol}(const __grid_constant__ cupy_gmm::{params} p) {{\n"
-            + f"    cupy_gmm::{config.op}{suffix}<{arguments}>(p);\n}}\n"
+            + f"    cupy_gmm::{kernel}{suffix}<{arguments}>(p);\n}}\n"
         )
 
 

@@ -53,7 +53,8 @@ enum OutputType : i32 { kOutBf16 = 0, kOutFp16 = 1, kOutFp32 = 2 };
 enum Flag : i32 {
     kVectorStore = 1,        // c: unit column stride, 16-byte base and pitches
     kAccumulate = 2,         // weight gradient: add to what stands in c
-    kWholeColumnBlocks = 4,  // Hopper's forward: w is MN-major and n a multiple of 64
+    kWholeColumnBlocks = 4,  // Hopper: w is MN-major and n (weight gradient: k and n) a multiple of 64
+    kBoxStore = 8,           // Hopper's weight gradient: the copy engine can write c
 };
 
 inline constexpr int kTicketWords = 2;

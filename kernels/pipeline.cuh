@@ -21,6 +21,11 @@ struct RingPosition {
             phase ^= 1;
         }
     }
+    __device__ __forceinline__ void advance_by(int steps) {
+        const int ahead = slot + steps;
+        slot = ahead % kSlots;
+        phase ^= ahead / kSlots & 1;
+    }
 };
 
 }  // namespace cupy_gmm

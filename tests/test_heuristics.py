@@ -34,7 +34,7 @@ def test_golden_forward(problem: object) -> None:
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
 def test_golden_weight_gradient(problem: object) -> None:
     names = [_heuristics.choose_wgrad(problem.k, problem.n, False, True, arch).name for arch in ("sm_90", "sm_80")]
-    assert names == ["hopper-wgrad-128x256", "wgrad-128x128"]
+    assert names == ["hopper-wgrad-pingpong-128x192", "wgrad-128x128"]
 
 
 @pytest.mark.parametrize("mean", [0, 1, 24, 25, 96, 97, 5000])

@@ -20,6 +20,11 @@ __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// mbarrier.arrive.shared::cta.b64 with a count: as many arrivals in one.
+__device__ __forceinline__ void mbarrier_arrive_many(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
 // mbarrier.arrive.expect_tx.shared::cta.b64: arrives, and the phase also waits for `bytes` of copies.
 __device__ __forceinline__ void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");

@@ -46,6 +46,16 @@ __device__ __forceinline__ void tma_load_4d(u32 shared, const TensorMap* map, u3
         : "memory");
 }
 
+// cp.async.bulk.tensor.5d
+__device__ __forceinline__ void tma_load_5d(u32 shared, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
+                                            i32 c3, i32 c4) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
+        "[%2];" ::"r"(shared),
+        "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
 // cp.async.bulk.tensor.4d, shared -> global
 __device__ __forceinline__ void tma_store_4d(const TensorMap* map, u32 shared, i32 c0, i32 c1, i32 c2, i32 c3) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),

@@ -1,4 +1,4 @@
-// HopperConfig: one tuning point of the kernels for sm_90a, and every byte of their shared memory.
+// HopperConfig, PingpongConfig: a tuning point of the kernels for sm_90a, and every byte of their shared memory.
 #pragma once
 
 #include "../config.cuh"
@@ -90,6 +90,66 @@ struct HopperStorage {
     LoadState loading[2];
     Tile tile[kTileSlots];
     alignas(16) char scratch[kScratchBytes];
+};
+
+inline constexpr int kPingpongSlots = 8;   // tiles announced ahead, every second one for each warpgroup
+inline constexpr int kPingpongBytes = 64;  // most bytes of a tile's description
+inline constexpr int kNarrow = 128;        // columns of a narrow tile
+inline constexpr int kPingpongScratchBytes = 1280;
+
+// Two consumer warpgroups take tiles in turn: one multiplies while the other stores. Neighbouring tiles with the same n
+// side form a bundle; where the ring of that side holds all rows of a group, they are loaded once a bundle.
+struct PingpongConfig {
+    int m;         // extent of a tile on wgmma's 64-row side
+    int n;         // extent on its other side
+    int m_stages;  // slots of the m side's load ring
+    int n_stages;  // slots of the n side's
+    int bundle;    // most tiles of a bundle
+    int stored;    // rows that the copy engine writes at a time: 16 for each warp, 64 for a warpgroup
+    int front;     // percent of the CTAs that begin with the longest groups; the others begin with the shortest
+
+    // Of a thread, once its role is known: 40 + 2 * 232 <= 168 * 3.
+    static constexpr int producer_registers() { return 40; }
+    static constexpr int consumer_registers() { return 232; }
+    constexpr int consumers() const { return 2; }
+    constexpr int threads() const { return 128 * (1 + consumers()); }
+    constexpr int m_bytes() const { return m * kTileK * kElementBytes; }
+    constexpr int n_bytes() const { return n * kTileK * kElementBytes; }
+
+    constexpr int staged_bytes() const { return 64 * n * kElementBytes; }  // of a warpgroup
+
+    // Rings, staging, barriers, announced tiles, scratch, rounded up; PingpongStorage must fit.
+    constexpr int shared_bytes() const {
+        const int small = (2 * m_stages + 2 * n_stages + 2 * kPingpongSlots + 1 + 2 + 1) * 8 +
+                          kPingpongSlots * kPingpongBytes + kPingpongScratchBytes;
+        return (m_stages * m_bytes() + n_stages * n_bytes() + consumers() * staged_bytes() + small + 1023) / 1024 *
+               1024;
+    }
+
+    constexpr bool legal() const {
+        return m == 128 && (n == 128 || n == 192) && m_stages >= 2 && n_stages >= 2 && bundle >= 1 && bundle <= 16 &&
+               (stored == 16 || stored == 64) && front >= 1 && front <= 100 && shared_bytes() <= 232448;
+    }
+};
+
+template <PingpongConfig kCfg, class Tile>
+struct PingpongStorage {
+    static_assert(sizeof(Tile) <= kPingpongBytes && sizeof(Tile) % 4 == 0, "see kPingpongBytes");
+
+    alignas(1024) char m_stage[kCfg.m_stages][kCfg.m_bytes()];
+    alignas(1024) char n_stage[kCfg.n_stages][kCfg.n_bytes()];
+    alignas(1024) char staged[2][kCfg.staged_bytes()];
+    u64 m_loaded[kCfg.m_stages];
+    u64 m_consumed[kCfg.m_stages];
+    u64 n_loaded[kCfg.n_stages];
+    u64 n_consumed[kCfg.n_stages];
+    u64 announced[kPingpongSlots];
+    u64 forgotten[kPingpongSlots];
+    u64 claim;
+    u64 turn[2];
+    i32 arrived[2];  // of the pieces of a split group's tile, before that of the warpgroup
+    Tile tile[kPingpongSlots];
+    alignas(16) char scratch[kPingpongScratchBytes];
 };
 
 }  // namespace cupy_gmm

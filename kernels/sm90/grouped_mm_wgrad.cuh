@@ -8,23 +8,15 @@
 #include "../params.cuh"
 #include "../pipeline.cuh"
 #include "../ptx/misc.cuh"
-#include "../ptx/tma.cuh"
 #include "../ptx/warpgroup.cuh"
 #include "../tiles.cuh"
 #include "config.cuh"
 #include "mainloop.cuh"
+#include "ragged.cuh"
 #include "roles.cuh"
 #include "wgrad_epilogue.cuh"
 
 namespace cupy_gmm {
-
-// Ragged tensor maps of a and b, boxes of 64 columns by 64 rows: see kRagged.
-struct HopperWgradParams {
-    TensorMap a;
-    TensorMap b;
-    Params p;
-};
-static_assert(sizeof(HopperWgradParams) == 2 * 128 + 192, "mirrored by cupy_gmm/_tensormap.py");
 
 __device__ __forceinline__ int wgrad_steps(const GroupTile& tile) {
     return (tile.end_row - tile.first_row + kTileK - 1) / kTileK;
@@ -36,15 +28,8 @@ __device__ void load_rows(const TensorMap* map, const Barriers<kCfg, GroupTile>&
     const auto steps = [](const GroupTile& tile) { return wgrad_steps(tile); };
     const auto blocks = [](const GroupTile&) { return static_cast<u32>(kCfg.stage_blocks()); };
     produce<!kRight>(barriers, steps, blocks, [&](const GroupTile& tile, int step, u32 barrier, u32 target) {
-        target += kRight ? kCfg.m * kLineBytes : 0;
-        const int col = column_of(tile);
-        const i32 before_end = tile.first_row + step * kTileK - tile.end_row;
-        mbarrier_arrive_expect(barrier, kColumns * kLineBytes);
-#pragma unroll
-        for (int block = 0; block < kColumns / 64; ++block) {
-            tma_load_4d(target + block * 64 * kLineBytes, map, barrier, col + block * 64, kRagged + before_end,
-                        tile.end_row, kRagged);
-        }
+        load_boxes<kColumns>(target + (kRight ? kCfg.m * kLineBytes : 0), map, barrier, column_of(tile),
+                             tile.first_row + step * kTileK, tile.end_row);
     });
 }
 

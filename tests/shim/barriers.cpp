@@ -43,11 +43,11 @@ void barrier_init(unsigned handle, unsigned arrivals) {
     barrier = {true, count, count, 0, 0};
 }
 
-void barrier_arrive(unsigned handle, unsigned expected_bytes) {
+void barrier_arrive(unsigned handle, unsigned arrivals, unsigned expected_bytes) {
     Barrier& barrier = live_barrier(handle);
-    if (barrier.pending <= 0) fail("an arrival beyond the barrier's count");
+    if (arrivals < 1 || static_cast<int>(arrivals) > barrier.pending) fail("an arrival beyond the barrier's count");
     barrier.bytes += expected_bytes;
-    --barrier.pending;
+    barrier.pending -= static_cast<int>(arrivals);
     ++progress;
     settle(barrier);
     maybe_yield(8);

@@ -15,7 +15,7 @@ static unsigned lines_of(const FakeMap& map) {
     return lines;
 }
 
-void copy_box(unsigned target, const void* map, unsigned barrier, int rank, const int (&at)[4]) {
+void copy_box(unsigned target, const void* map, unsigned barrier, int rank, const int (&at)[kMostAxes]) {
     Copy copy{};
     copy.target = target;
     copy.barrier = barrier;
@@ -32,7 +32,7 @@ void copy_box(unsigned target, const void* map, unsigned barrier, int rank, cons
 }
 
 // Where a line of the box begins in global memory; addresses wrap as they do on the device. False: it is all zeros.
-static bool find_line(const FakeMap& map, const int (&at)[4], unsigned line, uint64_t& address) {
+static bool find_line(const FakeMap& map, const int (&at)[kMostAxes], unsigned line, uint64_t& address) {
     bool inside = true;
     address = map.base;
     for (unsigned axis = 1; axis < map.rank; ++axis) {
@@ -74,7 +74,7 @@ void land_copy(Cta& cta, size_t which) {
     settle(barrier);
 }
 
-void store_box(unsigned source, const void* map, int rank, const int (&at)[4]) {
+void store_box(unsigned source, const void* map, int rank, const int (&at)[kMostAxes]) {
     Store store{};
     store.source = source;
     std::memcpy(&store.map, map, sizeof(FakeMap));

@@ -19,7 +19,7 @@ static void product(const HopperParams& h, int half, int k_major) {
 
 // The map of y is zeros where the copy engine cannot write it.
 extern "C" const char* run(const void* params, int half, int k_major, unsigned grid, int seed) {
-    return run_threads<kConfig, HopperParams>(params, grid, seed, [=](const HopperParams& h) {
+    return run_threads<HopperParams>(kConfig, params, grid, seed, [=](const HopperParams& h) {
         const bool boxes = h.y.words[0] != 0;
         boxes ? product<Store::kBoxes>(h, half, k_major) : product<Store::kElements>(h, half, k_major);
     });

@@ -26,26 +26,27 @@ char* pointer_of(unsigned handle, unsigned bytes);
 
 // Barriers in shared memory (barriers.cpp)
 void barrier_init(unsigned barrier, unsigned arrivals);
-void barrier_arrive(unsigned barrier, unsigned expected_bytes);
+void barrier_arrive(unsigned barrier, unsigned arrivals, unsigned expected_bytes);
 bool barrier_try_wait(unsigned barrier, unsigned parity);
 
 // Copy engine (copies.cpp): what the 128 bytes of a tensor map hold here; packed by test_hopper_on_cpu.py.
+inline constexpr int kMostAxes = 5;
 struct FakeMap {
     uint64_t base;
     uint64_t low;  // the operand's memory: no element outside of it may be read
     uint64_t high;
     uint32_t magic;
     uint32_t rank;
-    uint16_t box[4];
-    uint64_t extent[4];
-    uint64_t stride[4];  // bytes
+    uint16_t box[kMostAxes];
+    uint64_t extent[kMostAxes];
+    uint64_t stride[kMostAxes];  // bytes
 };
 inline constexpr uint32_t kMapMagic = 0x7a5a1234;
-static_assert(sizeof(FakeMap) == 104, "packed by test_hopper_on_cpu.py");
+static_assert(sizeof(FakeMap) == 128, "packed by test_hopper_on_cpu.py");
 
-void copy_box(unsigned target, const void* map, unsigned barrier, int rank, const int (&at)[4]);
+void copy_box(unsigned target, const void* map, unsigned barrier, int rank, const int (&at)[kMostAxes]);
 // Stores read shared memory as late as legal, at the wait that covers them.
-void store_box(unsigned source, const void* map, int rank, const int (&at)[4]);
+void store_box(unsigned source, const void* map, int rank, const int (&at)[kMostAxes]);
 void store_commit();
 void store_wait(int pending);
 

@@ -24,7 +24,7 @@ struct Copy {
     unsigned target;
     unsigned barrier;
     FakeMap map;  // taken at issue: a by-value parameter lives on the stack of the fiber
-    int at[4];
+    int at[kMostAxes];
 };
 
 struct Cta {
@@ -46,7 +46,7 @@ struct Product {
 struct Store {
     unsigned source;
     FakeMap map;
-    int at[4];
+    int at[kMostAxes];
     int group;  // commits before it
 };
 

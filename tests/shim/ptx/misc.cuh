@@ -70,6 +70,12 @@ inline i32 atomic_add(i32* address, i32 value) {
     *address += value;
     return before;
 }
+inline u64 atomic_add(u64* address, u64 value) {
+    if (reinterpret_cast<uintptr_t>(address) % 8 != 0) shim::fail("an atomic at an unaligned address");
+    const u64 before = *address;
+    *address += value;
+    return before;
+}
 inline void atomic_or(i32* address, i32 value) { *address |= value; }
 inline u64 atomic_cas(u64* address, u64 expected, u64 value) {
     const u64 before = *address;
