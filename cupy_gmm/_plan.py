@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _compile, _device, _heuristics, _launch, _tensormap
-from ._config import GROUPED_MM, Config, HopperRowsConfig, WgmmaConfig
+from ._config import GROUPED_MM, Config, HopperRowsConfig, WgmmaConfig, configs_of
 from ._params import (
     ACCUMULATE,
     BOX_STORE,
@@ -96,13 +96,12 @@ def build(problem: Problem, groups: int, table: TableShape | None, config: str |
         table = _own_table(problem, groups, chosen)
     tiles = _tiles(problem, chosen)
     tickets = _tickets(problem, table, chosen, tiles)
-    chunk = _heuristics.split_chunk(problem.rows, tiles) if problem.op != GROUPED_MM else 0
-    slots = 2 * (problem.rows // chunk) + 1 if 0 < chunk < problem.rows else 0
+    chunk, slots = _pieces(problem, tiles)
     if tickets + slots * tiles >= MAX_TICKETS:
         raise UnsupportedError(f"the call has {tickets} output tiles, more than {MAX_TICKETS}: split it into several.")
     boxes = isinstance(chosen, HopperRowsConfig) and _tensormap.can_store(problem)
     variant = Variant(chosen, problem.dtype, *_layouts(problem, chosen), boxes)
-    zeroed = TICKET_WORDS + slots * tiles * chosen.consumers
+    zeroed, partial_bytes = _scratch(chosen, tiles, slots)
     function, registers = _load(variant, device)
     resident = resident_ctas(chosen, registers, facts.smem_per_sm)
     grid = min(tickets + slots * tiles, resident * facts.sm_count)
@@ -116,9 +115,39 @@ def build(problem: Problem, groups: int, table: TableShape | None, config: str |
         facts=_facts(problem, table, chosen, chunk, slots),
         zeroed_words=zeroed,
         zeroed_bytes=whole(zeroed * 4),
-        partial_bytes=slots * tiles * chosen.tile_m * chosen.tile_n * 4,
+        partial_bytes=partial_bytes,
         maps=maps,
     )
+
+
+def most_scratch(problem: Problem, config: str | None) -> int:
+    """Bytes of tickets and partial sums that a launch of `problem` needs at most, whatever the device.
+
+    Args:
+        problem: The call.
+        config: Name of a forced tuning point.
+
+    Raises:
+        ArgumentError: No such point for this operation.
+    """
+    points = configs_of(problem.op) if config is None else [_heuristics.forced(config, problem.op)]
+    most = 0
+    for point in points:
+        tiles = _tiles(problem, point)
+        zeroed, partial_bytes = _scratch(point, tiles, _pieces(problem, tiles)[1])
+        most = max(most, whole(zeroed * 4) + partial_bytes)
+    return most
+
+
+def _pieces(problem: Problem, tiles: int) -> tuple[int, int]:
+    """Rows of a piece of a split group, and how many pieces there can be."""
+    chunk = _heuristics.split_chunk(problem.rows, tiles) if problem.op != GROUPED_MM else 0
+    return chunk, 2 * (problem.rows // chunk) + 1 if 0 < chunk < problem.rows else 0
+
+
+def _scratch(config: Config, tiles: int, slots: int) -> tuple[int, int]:
+    """Words that must be zero at launch, and bytes of partial sums."""
+    return TICKET_WORDS + slots * tiles * config.consumers, slots * tiles * config.tile_m * config.tile_n * 4
 
 
 @functools.cache

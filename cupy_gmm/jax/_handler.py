@@ -1,0 +1,139 @@
+"""What XLA calls on a CUDA device: addresses in, launches on XLA's stream. Registered when `cupy_gmm.jax` is imported.
+
+The instantiate stage, which comes once an executable, compiles and loads; the execute stage packs addresses and
+launches. It allocates nothing, waits for nothing, reads nothing back, and always launches the same work for one call,
+so XLA may capture it into a command buffer, with arrays that hold nothing yet. Must not know how calls are made.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from .. import _device, _heuristics, _launch, _plan, _table
+from .._config import GROUPED_MM
+from .._params import SIZES_PARAMS, UNKNOWN_GROUPS
+from . import _abi, _wire
+from ._wire import ProductCall, ScheduleCall
+
+ALIGNMENT = 16  # bytes; XLA's buffers keep it, and the plans rely on it
+MAX_READY = 4096
+
+Launch = Callable[[int, list[int], list[int]], None]  # stream, operands, results
+
+_ready: dict[tuple[bytes, int], Launch] = {}
+_device.forget_in_child(_ready.clear)
+
+
+class Schedule:
+    """The launches of one schedule call on one device."""
+
+    __slots__ = ("_fill", "_group_offset", "_sum", "_sum_facts", "_words")
+
+    def __init__(self, call: ScheduleCall, device: int) -> None:
+        shape = _table_shape(call.rows, call.groups, device)
+        wide = call.wide and not call.sizes
+        self._group_offset = call.group_offset < 0
+        self._fill = _table.fill(shape, 1, wide, max(call.group_offset, 0), UNKNOWN_GROUPS, 0, device)
+        self._sum = None
+        self._words = _wire.table_words(call.rows, call.groups)
+        if call.sizes:
+            function = _launch.unit_function(_table.UNIT, "offsets_of_sizes", device)
+            self._sum = _launch.Kernel(function.handle, (1, 1, 1), _table.THREADS, 0)
+            self._sum_facts = int(call.groups > 1), call.groups, call.wide
+
+    def __call__(self, stream: int, operands: list[int], results: list[int]) -> None:
+        offs, table = operands[0], results[0]
+        if self._sum is not None:
+            sizes, offs = offs, table + 4 * self._words
+            _launch.enqueue(self._sum, stream, SIZES_PARAMS.pack(sizes, offs, *self._sum_facts))
+        self._fill.launch(stream, offs, operands[1] if self._group_offset else 0, table, 0)
+
+
+class Product:
+    """The launch of one product on one device, and the zeroes that it counts from."""
+
+    __slots__ = ("_launch", "_zeroed")
+
+    def __init__(self, call: ProductCall, device: int) -> None:
+        table = _table_shape(call.rows, call.schedule_groups, device)
+        plan = _plan.build(call.problem, call.schedule_groups, table, call.forced, device)
+        self._launch = plan.launch
+        self._zeroed = 4 * plan.zeroed_words
+
+    def __call__(self, stream: int, operands: list[int], results: list[int]) -> None:
+        a, b, table = operands
+        c, scratch = results
+        if (a | b | c | table | scratch) % ALIGNMENT:
+            raise RuntimeError(f"XLA gave arrays at {a:#x}, {b:#x}, {c:#x}: expected multiples of {ALIGNMENT}.")
+        # The table is shared by products that XLA may run side by side: each counts its tiles in its own memory.
+        _launch.zero(scratch, self._zeroed, stream)
+        self._launch(stream, a, b, c, table, scratch, 0)
+
+
+def _table_shape(rows: int, groups: int, device: int) -> _table.TableShape:
+    return _table.table_shape(groups, rows, _heuristics.block_shape(rows, groups, _device.info(device).arch))
+
+
+def prepare(line: bytes, kind: type, device: int) -> Launch:
+    """Compiles and loads what the call `line` launches on a device; found again by the execute stage."""
+    made = (Schedule if kind is ScheduleCall else Product)(_wire.parsed(line, kind), device)
+    while len(_ready) >= MAX_READY:
+        _ready.pop(next(iter(_ready), (b"", -1)), None)
+    _ready[line, device] = made
+    return made
+
+
+def _local_devices() -> list[int]:
+    """CUDA ordinals of the devices that this process computes on with JAX."""
+    return [device.local_hardware_id for device in jax.local_devices(backend="cuda")]
+
+
+def instantiate(kind: type) -> Callable[[int], None]:
+    def body(frame: int) -> None:
+        _abi.check(frame)
+        line = _abi.attribute(frame)
+        for device in _local_devices():
+            if (line, device) not in _ready:
+                prepare(line, kind, device)
+
+    return body
+
+
+def execute(kind: type) -> Callable[[int], None]:
+    current = None
+
+    def body(frame: int) -> None:
+        nonlocal current
+        if current is None:
+            current = _device.import_cupy().cuda.runtime.getDevice
+        line, device = _abi.attribute(frame), current()
+        launch = _ready.get((line, device)) or prepare(line, kind, device)
+        launch(_abi.stream(frame), _abi.arguments(frame), _abi.results(frame))
+
+    return body
+
+
+def handlers() -> dict[str, dict[str, Any]]:
+    """C functions of both stages by target. Kept for ever by `register`."""
+    kinds = {_wire.SCHEDULE_TARGET: ScheduleCall}
+    kinds |= {target: ProductCall for target in _wire.PRODUCT_TARGET.values()}
+    return {
+        target: {"instantiate": _abi.handler(instantiate(kind)), "execute": _abi.handler(execute(kind))}
+        for target, kind in kinds.items()
+    }
+
+
+_registered: dict[str, dict[str, Any]] = {}
+
+
+def register() -> None:
+    """Tells XLA about the targets, once; starts no device.
+
+    A program that was exported or cached names the targets, so they must be known before it is loaded.
+    """
+    if not _registered:
+        _registered.update(handlers())
+        for target, stages in _registered.items():
+            capsules = {stage: jax.ffi.pycapsule(function) for stage, function in stages.items()}
+            jax.ffi.register_ffi_target(target, capsules, platform="CUDA")

@@ -1,0 +1,91 @@
+"""The three operations as JAX traces them: a call of ours on CUDA, `jax.lax.ragged_dot` elsewhere.
+
+`_gradients` and the public functions call these with arguments that are checked. The platform is chosen when a program
+is lowered, from shapes alone: no device is asked for anything. What JAX could transform without meaning is refused
+with a sentence here.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._config import GROUPED_MM
+from ..errors import UnsupportedError
+from . import _fallback, _wire
+from ._wire import ProductCall, ScheduleCall
+
+
+def schedule(offs: Any, group_offset: Any, call: ScheduleCall) -> Any:
+    """The table that all products over the same rows share, an int32 array.
+
+    Two calls with the same arguments inside one program become one: XLA merges them.
+    """
+    operands = (offs,) if call.group_offset >= 0 else (offs, group_offset)
+    return _schedule(*(lax.stop_gradient(operand) for operand in operands), call=call)
+
+
+@functools.partial(jax.jit, static_argnames="call", inline=True)
+def _schedule(*operands: Any, call: ScheduleCall) -> Any:
+    def elsewhere(offs: Any, group_offset: Any = call.group_offset) -> Any:
+        return _fallback.schedule(
+            offs, jnp.reshape(group_offset, ()), rows=call.rows, sizes=call.sizes, words=call.words
+        )
+
+    def cuda(*operands: Any) -> Any:
+        result = jax.ShapeDtypeStruct((call.words,), jnp.int32)
+        return _foreign(_wire.SCHEDULE_TARGET, result, operands, call)
+
+    return _by_platform("the schedule", cuda, elsewhere, *operands)
+
+
+@functools.partial(jax.jit, static_argnames="call", inline=True)
+def product(a: Any, b: Any, table: Any, call: ProductCall) -> Any:
+    """y of x and w, or dw of x and dy. Not differentiable: `_gradients` gives the rules."""
+
+    def elsewhere(a: Any, b: Any, table: Any) -> Any:
+        facts = {"schedule_groups": call.schedule_groups, "out_dtype": call.out_dtype}
+        if call.op != GROUPED_MM:
+            return _fallback.grouped_mm_wgrad(a, b, table, groups=call.groups, **facts)
+        return _fallback.grouped_mm(a, b.swapaxes(1, 2) if call.transposed else b, table, **facts)
+
+    def cuda(*operands: Any) -> Any:
+        result = jax.ShapeDtypeStruct(call.problem.out_shape, call.out_dtype)
+        scratch = jax.ShapeDtypeStruct((call.scratch_bytes,), jnp.uint8)
+        return _foreign(_wire.PRODUCT_TARGET[call.op], (result, scratch), operands, call)[0]
+
+    @jax.custom_jvp
+    def first_order(*operands: Any) -> Any:
+        return _by_platform(call.op, cuda, elsewhere, *operands)
+
+    @first_order.defjvp
+    def refuse(*_: Any) -> Any:
+        raise UnsupportedError(
+            f"{call.op} was differentiated where it has no derivative, as in a second derivative or in a derivative of "
+            "`grouped_mm_wgrad`: expected `jax.grad` or `jax.vjp` of `ragged_dot` or `grouped_mm`, taken once; use "
+            "`jax.lax.ragged_dot` for more."
+        )
+
+    return first_order(a, b, table)
+
+
+def _by_platform(name: str, cuda: Callable[..., Any], elsewhere: Callable[..., Any], *operands: Any) -> Any:
+    @jax.custom_batching.custom_vmap
+    def chosen(*operands: Any) -> Any:
+        return lax.platform_dependent(*operands, cuda=cuda, default=elsewhere)
+
+    @chosen.def_vmap
+    def refuse(*_: Any) -> Any:
+        raise UnsupportedError(
+            f"`jax.vmap` met {name}: the rows of all examples make one matrix, so expected `x` with them folded into "
+            "its rows, sorted by group; reshape instead of `vmap`, or use `jax.lax.map` over the examples."
+        )
+
+    return chosen(*operands)
+
+
+def _foreign(target: str, results: Any, operands: Any, call: ScheduleCall | ProductCall) -> Any:
+    return jax.ffi.ffi_call(target, results)(*operands, call=_wire.text(call))
