@@ -92,7 +92,7 @@ def results(frame: int) -> list[int]:
 
 
 def shapes(frame: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(XLA's number of the dtype, extents) of the operands, then of the results. For tests: a call carries its facts."""
+    """(XLA's number of the dtype, extents) of operands and results. For tests: a call carries its facts."""
     at, found = frame >> 3, []
     for table, count in ((_ARGS, _NUM_ARGS), (_RETS, _NUM_RETS)):
         first = _WORDS[at + table] >> 3

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _checks, _problem
+from .. import _checks, _problem, _schedule
 from .._arrays.dlpack import dense
 from .._arrays.site import View
 from ..errors import ArgumentError, DtypeError
@@ -36,36 +36,62 @@ def view(value: Any) -> View:
     return View(0, shape, dense(shape), str(value.dtype), -1, True, None)
 
 
-def offset(value: Any) -> tuple[int, Any]:
-    """(host value, operand): -1 and an int32 array of one element, or the host value and None."""
+def offset(value: Any, groups: int) -> tuple[int, Any]:
+    """(host value, None), or (-1, int32 array of one element).
+
+    Args:
+        value: What the caller passed as `group_offset`.
+        groups: Of the offsets or sizes.
+    """
     if value is None:
         return 0, None
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        return int(value), None
-    if not hasattr(value, "shape"):
-        raise ArgumentError(f"`group_offset` is {value!r}: expected an int, or an int32 array of one element.")
-    found = array("group_offset", value)
-    if found.shape not in ((), (1,)):
-        raise ArgumentError(f"`group_offset` has shape {found.shape}: expected one element, shape () or (1,).")
-    _checks.dtype("group_offset", found, ("int32",))
-    return -1, found.reshape(())
+    host, operand = _schedule.split_group_offset(value)
+    if operand is None:
+        _problem.group_offset_in(groups, host or 0)
+        return host or 0, None
+    operand = array("group_offset", operand)
+    _schedule.check_group_offset(view(operand))
+    return -1, operand.reshape(())
+
+
+def local_groups(num_groups: Any, groups: int, host_offset: int) -> int:
+    """Groups of a weight gradient: said, or all from the offset on."""
+    if num_groups is not None:
+        count = _checks.whole_number("num_groups", num_groups, "the number of groups of the result")
+        if count < 0:
+            raise ArgumentError(f"`num_groups` is {count}: expected 0 or more, the number of groups of the result.")
+        return count
+    if host_offset < 0:
+        raise ArgumentError(
+            "`num_groups` is None and `group_offset` is an array: pass `num_groups=`, the number of groups of the "
+            "result."
+        )
+    return groups - host_offset
 
 
 def group_range(weights: str, groups: int, offs: str, schedule_groups: int, group_offset: int, exact: bool) -> None:
-    """Checks the groups with local weights against the groups of `offs`."""
-    if group_offset >= 0 and group_offset + groups > schedule_groups or exact and groups != schedule_groups:
-        wanted = f"{groups}" if exact else f"at least {max(group_offset, 0) + groups}"
-        hint = "; name the first of them by `group_offset` where the weights are those of some groups" if exact else ""
+    """Checks the groups with local weights against the groups of `offs`.
+
+    Args:
+        weights: Who has them, "`rhs` has".
+        groups: How many.
+        offs: Name of the sizes.
+        schedule_groups: Their length.
+        group_offset: The first local one, or -1 where the host does not know it.
+        exact: Whether all groups must be local.
+    """
+    last = max(group_offset, 0) + groups
+    if exact and groups != schedule_groups:
         raise ArgumentError(
-            f"`{offs}` has length {schedule_groups}: expected {wanted}, as {weights} {groups} groups"
-            f"{f' from `group_offset` {group_offset} on' if group_offset > 0 else ''}{hint}."
+            f"`{offs}` has length {schedule_groups}: expected {groups}, as {weights} {groups} groups; where these are "
+            "some of all groups, pass the index of the first one as `group_offset`."
         )
-
-
-def negative_offset(group_offset: Any, groups: int) -> None:
-    """Checks a `group_offset` of the host."""
-    if isinstance(group_offset, int | np.integer) and not isinstance(group_offset, bool):
-        _problem.group_offset_in(groups, int(group_offset))
+    if last > schedule_groups:
+        where = f" from `group_offset` {group_offset} on" if group_offset > 0 else ""
+        raise ArgumentError(
+            f"`{offs}` has length {schedule_groups}: expected at least {last}, as {weights} {groups} groups{where}; "
+            "pass the sizes of all groups, not only the local ones."
+        )
 
 
 def ragged(lhs: Any, rhs: Any, group_sizes: Any) -> None:

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from . import _axes
+
 FIRST_BOUND = 16  # words of the table's header (kernels/params.cuh); the bounds follow
 GROUP_OFFSET = 3  # word that holds the first local group
 
@@ -43,7 +45,7 @@ def _local_sizes(table: Any, groups: int, schedule_groups: int) -> tuple[Any, An
 
 
 def grouped_mm(x: Any, w: Any, table: Any, *, schedule_groups: int, out_dtype: Any, precision: Any = None) -> Any:
-    """Forward product of the local groups; `w` as (groups, k, n)."""
+    """Forward product of the local groups; `w` as (groups, k, n). An `out_dtype` of None is that of `ragged_dot`."""
     groups = w.shape[0]
     first, end, sizes = _local_sizes(table, groups, schedule_groups)
     row = lax.broadcasted_iota("int32", (x.shape[0], 1), 0)
@@ -59,7 +61,8 @@ def grouped_mm(x: Any, w: Any, table: Any, *, schedule_groups: int, out_dtype: A
         precision=precision,
         preferred_element_type=_accumulator(out_dtype),
     )
-    return jnp.where(own, y, jnp.zeros((), y.dtype)).astype(out_dtype)
+    y = jnp.where(own, y, jnp.zeros((), y.dtype))
+    return y if out_dtype is None else y.astype(out_dtype)
 
 
 def grouped_mm_wgrad(x: Any, dy: Any, table: Any, *, groups: int, schedule_groups: int, out_dtype: Any) -> Any:
@@ -71,11 +74,13 @@ def grouped_mm_wgrad(x: Any, dy: Any, table: Any, *, groups: int, schedule_group
     def forward(w: Any) -> Any:
         return grouped_mm(x, w, table, schedule_groups=schedule_groups, out_dtype="float32", precision=precision)
 
-    weights = jax.ShapeDtypeStruct((groups, x.shape[1], dy.shape[1]), "float32")
-    (dw,) = jax.linear_transpose(forward, weights)(dy)
+    weights = jnp.zeros((groups, x.shape[1], dy.shape[1]), "float32")
+    (dw,) = jax.vjp(forward, _axes.varying(weights, _axes.of(x, dy, table)))[1](dy)  # XLA drops the forward product
     return jnp.where((sizes > 0)[:, None, None], dw, 0.0).astype(out_dtype)
 
 
 def _accumulator(out_dtype: Any) -> Any:
     """float32 for what is narrower."""
-    return "float32" if jnp.dtype(out_dtype).itemsize < 4 and jnp.issubdtype(out_dtype, jnp.floating) else out_dtype
+    if out_dtype is None or not jnp.issubdtype(out_dtype, jnp.floating):
+        return out_dtype
+    return jnp.promote_types(out_dtype, "float32")

@@ -12,10 +12,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 
 from .._config import WGRAD
-from . import _lowering
+from . import _axes, _lowering
 from ._wire import NONE, ProductCall
 
 
@@ -42,23 +41,4 @@ _differentiable.defvjp(_forward, _backward)
 
 def grouped_mm(x: Any, w: Any, table: Any, call: ProductCall) -> Any:
     """The forward product, with its gradients."""
-    return _differentiable(*alike(x, w, table), call)
-
-
-def alike(*operands: Any) -> tuple[Any, ...]:
-    """Inside `shard_map`: an operand that is the same on all devices of an axis becomes one for each.
-
-    So the gradient of such an operand is summed over that axis. Elsewhere the operands as they are.
-    """
-    axes = [getattr(getattr(jax, "typeof", lambda _: None)(operand), "vma", frozenset()) for operand in operands]
-    every = frozenset().union(*axes)
-    return tuple(
-        _varying(operand, tuple(sorted(every - own))) if every - own else operand
-        for operand, own in zip(operands, axes, strict=True)
-    )
-
-
-def _varying(operand: Any, axes: tuple[str, ...]) -> Any:
-    if hasattr(lax, "pcast"):
-        return lax.pcast(operand, axes, to="varying")
-    return lax.pvary(operand, axes)
+    return _differentiable(*_axes.alike(x, w, table), call)

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 
 from .. import _device, _heuristics, _launch, _plan, _table
-from .._config import GROUPED_MM
 from .._params import SIZES_PARAMS, UNKNOWN_GROUPS
 from . import _abi, _wire
 from ._wire import ProductCall, ScheduleCall
@@ -116,8 +115,8 @@ def execute(kind: type) -> Callable[[int], None]:
 
 def handlers() -> dict[str, dict[str, Any]]:
     """C functions of both stages by target. Kept for ever by `register`."""
-    kinds = {_wire.SCHEDULE_TARGET: ScheduleCall}
-    kinds |= {target: ProductCall for target in _wire.PRODUCT_TARGET.values()}
+    kinds: dict[str, type] = dict.fromkeys(_wire.TARGETS, ProductCall)
+    kinds[_wire.SCHEDULE_TARGET] = ScheduleCall
     return {
         target: {"instantiate": _abi.handler(instantiate(kind)), "execute": _abi.handler(execute(kind))}
         for target, kind in kinds.items()

@@ -15,7 +15,7 @@ from jax import lax
 
 from .._config import GROUPED_MM
 from ..errors import UnsupportedError
-from . import _fallback, _wire
+from . import _axes, _fallback, _wire
 from ._wire import ProductCall, ScheduleCall
 
 
@@ -25,7 +25,7 @@ def schedule(offs: Any, group_offset: Any, call: ScheduleCall) -> Any:
     Two calls with the same arguments inside one program become one: XLA merges them.
     """
     operands = (offs,) if call.group_offset >= 0 else (offs, group_offset)
-    return _schedule(*(lax.stop_gradient(operand) for operand in operands), call=call)
+    return _schedule(*_axes.alike(*map(lax.stop_gradient, operands)), call=call)
 
 
 @functools.partial(jax.jit, static_argnames="call", inline=True)
@@ -47,7 +47,7 @@ def product(a: Any, b: Any, table: Any, call: ProductCall) -> Any:
     """y of x and w, or dw of x and dy. Not differentiable: `_gradients` gives the rules."""
 
     def elsewhere(a: Any, b: Any, table: Any) -> Any:
-        facts = {"schedule_groups": call.schedule_groups, "out_dtype": call.out_dtype}
+        facts: dict[str, Any] = {"schedule_groups": call.schedule_groups, "out_dtype": call.out_dtype}
         if call.op != GROUPED_MM:
             return _fallback.grouped_mm_wgrad(a, b, table, groups=call.groups, **facts)
         return _fallback.grouped_mm(a, b.swapaxes(1, 2) if call.transposed else b, table, **facts)
@@ -88,4 +88,6 @@ def _by_platform(name: str, cuda: Callable[..., Any], elsewhere: Callable[..., A
 
 
 def _foreign(target: str, results: Any, operands: Any, call: ScheduleCall | ProductCall) -> Any:
-    return jax.ffi.ffi_call(target, results)(*operands, call=_wire.text(call))
+    axes = _axes.of(*operands)
+    found = jax.ffi.ffi_call(target, results)(*operands, call=_wire.text(call))
+    return jax.tree.map(lambda result: _axes.varying(result, axes), found)

@@ -131,6 +131,8 @@ def parsed(line: bytes, kind: type) -> Any:
             f"this call carries `{line.decode()}`, which another release of this library wrote: expected format "
             f"{FORMAT}; lower or export the function again."
         )
-    types = {"int": int, "bool": lambda word: word == "1", "str": str}
-    names = {field.name: getattr(field.type, "__name__", field.type) for field in fields(kind)}
-    return kind(**{name: types[names[name]](word) for name, word in pairs.items()})
+    return kind(**{field.name: _read(field.type, pairs[field.name]) for field in fields(kind)})
+
+
+def _read(kind: Any, word: str) -> int | bool | str:
+    return word if kind is str else kind(int(word))
