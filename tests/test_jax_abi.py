@@ -1,0 +1,232 @@
+"""XLA's interface as `cupy_gmm.jax._abi` reads it: against the installed header, and by calls of the installed XLA."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupy_gmm.errors import ArgumentError, DtypeError, UnsupportedError
+
+jax = pytest.importorskip("jax", reason="JAX is not installed")
+jnp = jax.numpy
+
+from cupy_gmm.jax import _abi  # noqa: E402
+
+TABLES = {
+    "XLA_FFI_CallFrame": _abi.FRAME,
+    "XLA_FFI_Args": _abi.ARGS,
+    "XLA_FFI_Rets": {"size": _abi.ARGS["size"], "rets": _abi.ARGS["args"]},
+    "XLA_FFI_Attrs": _abi.ATTRS,
+    "XLA_FFI_Buffer": _abi.BUFFER,
+    "XLA_FFI_Api": _abi.API,
+    "XLA_FFI_Api_Version": _abi.VERSION,
+    "XLA_FFI_Extension_Base": _abi.EXTENSION,
+    "XLA_FFI_Metadata_Extension": _abi.METADATA_EXTENSION,
+    "XLA_FFI_Metadata": _abi.METADATA_FIELDS,
+    "XLA_FFI_Stream_Get_Args": _abi.STREAM_GET_ARGS,
+    "XLA_FFI_Error_Create_Args": _abi.ERROR_CREATE_ARGS,
+    "XLA_FFI_ByteSpan": {"ptr": 0, "len": 8},
+}
+NUMBERS = {
+    "XLA_FFI_ExecutionStage_INSTANTIATE": _abi.INSTANTIATE,
+    "XLA_FFI_ExecutionStage_PREPARE": _abi.PREPARE,
+    "XLA_FFI_ExecutionStage_INITIALIZE": _abi.INITIALIZE,
+    "XLA_FFI_ExecutionStage_EXECUTE": _abi.EXECUTE,
+    "XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE": _abi.COMMAND_BUFFER_COMPATIBLE,
+    "XLA_FFI_AttrType_STRING": _abi.STRING,
+    "XLA_FFI_Extension_Metadata": _abi.METADATA,
+    "XLA_FFI_Error_Code_INVALID_ARGUMENT": _abi.INVALID_ARGUMENT,
+    "XLA_FFI_Error_Code_UNIMPLEMENTED": _abi.UNIMPLEMENTED,
+    "XLA_FFI_Error_Code_INTERNAL": _abi.INTERNAL,
+    "XLA_FFI_API_MAJOR": _abi.API_VERSION[0],
+}
+
+
+def test_places_are_those_of_the_header(tmp_path):
+    """A program of C++ asserts each offset and number against the header that came with jaxlib."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    folder = Path(jax.ffi.include_dir())
+    if compiler is None or not (folder / "xla/ffi/api/c_api.h").is_file():
+        pytest.skip("no C++ compiler, or jaxlib came without its headers")
+    lines = ["#include <cstddef>", '#include "xla/ffi/api/c_api.h"']
+    for struct, fields in TABLES.items():
+        lines += [f"static_assert(offsetof({struct}, {field}) == {at}, \"{field}\");" for field, at in fields.items()]
+    lines += [f'static_assert({name} == {number}, "{name}");' for name, number in NUMBERS.items()]
+    lines += [
+        f"static_assert(sizeof(XLA_FFI_Buffer) == {_abi.BUFFER_BYTES});",
+        f"static_assert(offsetof(XLA_FFI_CallFrame, attrs) + sizeof(XLA_FFI_Attrs) == {_abi.FRAME_BYTES});",
+        f"static_assert(sizeof(XLA_FFI_Api) >= {_abi.API_BYTES});",
+        f"static_assert(sizeof(XLA_FFI_Stream_Get_Args) == {ctypes.sizeof(_abi._StreamGetArgs)});",
+        f"static_assert(XLA_FFI_API_MINOR >= {_abi.API_VERSION[1]});",
+    ]
+    source = tmp_path / "places.cpp"
+    source.write_text("\n".join(lines) + "\n")
+    command = [compiler, "-std=c++17", "-fsyntax-only", "-Wno-invalid-offsetof", f"-I{folder}", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+kept = []
+
+
+def register(name, execute, instantiate=None):
+    """Registers handlers on XLA's CPU platform."""
+    bodies = {"instantiate": instantiate, "execute": execute}
+    functions = {stage: _abi.handler(body) for stage, body in bodies.items() if body is not None}
+    kept.append(functions)
+    capsules = {stage: jax.ffi.pycapsule(function) for stage, function in functions.items()}
+    jax.ffi.register_ffi_target(name, capsules, platform="cpu")
+
+
+def call(name, results, *operands, text="some text"):
+    return jax.ffi.ffi_call(name, results)(*operands, call=text)
+
+
+def test_a_call_is_decoded():
+    """Stages, addresses, types, extents and the attribute, as the installed XLA passes them."""
+    stages, seen = [], []
+
+    def instantiate(frame):
+        _abi.check(frame)
+        stages.append((_abi.stage(frame), _abi.attribute(frame)))
+
+    def execute(frame):
+        stages.append((_abi.stage(frame), _abi.attribute(frame)))
+        seen.append(_abi.shapes(frame))
+        (a, b, _), (c, d) = _abi.arguments(frame), _abi.results(frame)
+        ctypes.memmove(c, a, 6 * 2)
+        ctypes.memmove(d, b, 4 * 4)
+        assert (a | b | c | d) % 16 == 0
+
+    register("decoded", execute, instantiate)
+    results = jax.ShapeDtypeStruct((2, 3), jnp.bfloat16), jax.ShapeDtypeStruct((4,), jnp.int32)
+    text = "längere Zeile " * 40
+    function = jax.jit(lambda *operands: call("decoded", results, *operands, text=text))
+    operands = jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3), jnp.arange(4, dtype=jnp.int32), jnp.float32(1)
+    for _ in range(2):
+        y, z = function(*operands)
+    assert y.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert z.tolist() == [0, 1, 2, 3]
+    assert stages == [(stage, text.encode()) for stage in (_abi.INSTANTIATE, _abi.EXECUTE, _abi.EXECUTE)]
+    assert seen[0] == [(16, (2, 3)), (4, (4,)), (11, ()), (16, (2, 3)), (4, (4,))]
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [
+        (ArgumentError("`x` is 3: expected 4."), "INVALID_ARGUMENT"),
+        (DtypeError("`x` hat Größe."), "INVALID_ARGUMENT"),
+        (UnsupportedError("not here."), "UNIMPLEMENTED"),
+        (ZeroDivisionError("division"), "INTERNAL"),
+        (KeyboardInterrupt(), "INTERNAL"),
+    ],
+)
+@pytest.mark.parametrize("stage", ["instantiate", "execute"])
+def test_an_exception_becomes_an_error_of_xla(error, code, stage):
+    def fail(_):
+        raise error
+
+    def fine(_):
+        pass
+
+    name = f"fails_{stage}_{type(error).__name__}"
+    register(name, *(fail, fine) if stage == "execute" else (fine, fail))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"{code}.*cupy_gmm: {error or type(error).__name__}"):
+        jax.block_until_ready(jax.jit(lambda x: call(name, jax.ShapeDtypeStruct((), jnp.float32), x))(1.0))
+
+
+def test_there_is_no_stream_on_the_cpu():
+    register("streamless", lambda frame: _abi.stream(frame))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="XLA gave no stream to launch on"):
+        jax.block_until_ready(jax.jit(lambda x: call("streamless", jax.ShapeDtypeStruct((), jnp.float32), x))(1.0))
+
+
+# ---- frames made here
+
+
+class Frame:
+    """A call frame in our own memory."""
+
+    def __init__(self, frame_bytes=176, api_bytes=256, version=(0, 1), attributes=1, kind=_abi.STRING):
+        self.words = np.zeros(64, np.uint64)
+        self.api = np.zeros(64, np.uint64)
+        self.kinds = np.array([kind, 0], np.uint32)
+        self.words[0], self.api[0] = frame_bytes, api_bytes
+        self.put("api", self.api.ctypes.data)
+        self.api.view(np.int32)[_abi.API["api_version"] // 4 + 4 :][:2] = version
+        self.words[(_abi.FRAME["attrs"] + _abi.ATTRS["size"]) // 8] = attributes
+        self.words[(_abi.FRAME["attrs"] + _abi.ATTRS["types"]) // 8] = self.kinds.ctypes.data
+
+    def put(self, field, value):
+        self.words[_abi.FRAME[field] // 8] = value
+
+    @property
+    def address(self):
+        return self.words.ctypes.data
+
+
+def test_known_interfaces_pass():
+    for version in ((0, 1), (0, 3), (0, 99)):
+        _abi.check(Frame(168, 88, version).address)
+
+
+@pytest.mark.parametrize(
+    "facts", [{"frame_bytes": 160}, {"api_bytes": 80}, {"version": (1, 0)}], ids=["frame", "functions", "version"]
+)
+def test_an_unknown_interface_is_refused(facts):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"this jaxlib calls with version \d\.\d of XLA's foreign function interface, frames of \d+ bytes and "
+        r"\d+ bytes of functions: expected version 0, at least 168 and 88; install a jaxlib from 0\.5\.3 on that this "
+        r"release knows, or call `jax\.lax\.ragged_dot`\.",
+    ):
+        _abi.check(Frame(**facts).address)
+
+
+@pytest.mark.parametrize("facts", [{"attributes": 2}, {"attributes": 0}, {"kind": 3}])
+def test_foreign_attributes_are_refused(facts):
+    with pytest.raises(UnsupportedError, match="other attributes than one string: it was lowered by another release"):
+        _abi.check(Frame(**facts).address)
+
+
+def test_metadata_are_told_and_nothing_runs():
+    """Behind another extension, too."""
+    metadata = np.zeros(8, np.uint64)
+    asked = np.array([32, _abi.METADATA, 0, metadata.ctypes.data], np.uint64)
+    other = np.array([24, 77, asked.ctypes.data], np.uint64)
+    for first in (asked, other):
+        metadata[:] = 0xFFFFFFFFFFFFFFFF
+        frame, ran = Frame(), []
+        frame.put("extension_start", first.ctypes.data)
+        assert not _abi.handler(ran.append)(frame.address)
+        assert not ran
+        numbers = metadata.view(np.int32)
+        version = (_abi.METADATA_FIELDS["api_version"] + _abi.VERSION["major_version"]) // 4
+        assert tuple(numbers[version : version + 2]) == _abi.API_VERSION
+        assert numbers[_abi.METADATA_FIELDS["traits"] // 4] == _abi.COMMAND_BUFFER_COMPATIBLE
+    frame, ran = Frame(), []
+    alone = np.array([24, 77, 0], np.uint64)
+    frame.put("extension_start", alone.ctypes.data)
+    assert not _abi.handler(ran.append)(frame.address)
+    assert ran == [frame.address]
+
+
+def test_the_stream_is_asked_for():
+    asked = []
+
+    def stream_get(address):
+        block = _abi._StreamGetArgs.from_address(address)
+        asked.append((block.struct_size, block.ctx))
+        block.stream = None if block.ctx == 2 else 0x5000 + block.ctx
+        return 0
+
+    function = _abi.Handler(stream_get)
+    frame = Frame()
+    frame.api[_abi.API["XLA_FFI_Stream_Get"] // 8] = ctypes.cast(function, ctypes.c_void_p).value
+    for context, stream in ((1, 0x5001), (2, 0), (3, 0x5003)):
+        frame.put("ctx", context)
+        assert _abi.stream(frame.address) == stream
+    assert asked == [(32, 1), (32, 2), (32, 3)]

@@ -1,0 +1,134 @@
+"""The handlers of `cupy_gmm.jax` on XLA's CPU platform: the interface is the real one, the launches are NumPy.
+
+What stands in for the device writes where a kernel would, from addresses alone, and only when it is asked to launch.
+"""
+
+import ctypes
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cupy_gmm import _device, _launch, _params, _plan, _table, reference
+from cupy_gmm._config import GROUPED_MM
+
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
+STREAM = 0x57
+DEVICE = 3
+
+
+def at(address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None) -> np.ndarray:
+    """Memory as an array; strides in elements."""
+    kind = np.dtype(dtype)
+    extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if strides else int(np.prod(shape))
+    raw = (ctypes.c_char * (extent * kind.itemsize)).from_address(address)
+    flat = np.frombuffer(raw, kind)
+    if strides is None:
+        return flat.reshape(shape)
+    return np.lib.stride_tricks.as_strided(flat, shape, [step * kind.itemsize for step in strides])
+
+
+class Machine:
+    """What was launched, in order: ("sum" | "fill" | "zero" | operation, details)."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, Any]] = []
+        self.built: list[tuple[Any, int]] = []
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.log]
+
+    # ---- in place of _launch
+
+    def enqueue(self, kernel: Any, stream: int, params: bytes) -> None:
+        assert (kernel.handle, stream) == ("offsets_of_sizes", STREAM)
+        sizes, offs, stride, groups, wide = _params.SIZES_PARAMS.unpack(params)
+        assert stride == (1 if groups > 1 else 0)
+        total = np.cumsum(at(sizes, (groups,), np.int64 if wide else np.int32), dtype=np.int64)
+        at(offs, (groups,), np.int32)[:] = np.clip(total, -(2**31), 2**31 - 1)
+        self.log.append(("sum", groups))
+
+    def zero(self, address: int, nbytes: int, stream: int) -> None:
+        assert stream == STREAM
+        ctypes.memset(address, 0, nbytes)
+        self.log.append(("zero", (address, nbytes)))
+
+    # ---- in place of _table and _plan
+
+    def fill(
+        self, shape: Any, stride: int, wide: bool, offset: int, num_groups: int, zeroed_words: int, device: int
+    ) -> Any:
+        assert (stride, num_groups, zeroed_words, device) == (1, _params.UNKNOWN_GROUPS, 0, DEVICE)
+
+        def launch(stream: int, offs: int, group_offset: int, table: int, zeroed: int) -> None:
+            assert (stream, zeroed) == (STREAM, 0)
+            first = int(at(group_offset, (1,), np.int32)[0]) if group_offset else offset
+            ends = at(offs, (shape.groups,), np.int64 if wide else np.int32)
+            at(table, (shape.words,), np.int32)[:] = reference.schedule(ends, shape.rows, first, None, *shape.blocks)
+            self.log.append(("fill", first))
+
+        return types.SimpleNamespace(launch=launch)
+
+    def build(self, problem: Any, groups: int, table: Any, config: Any, device: int) -> Any:
+        self.built.append((problem, device))
+        zeroed_words = _params.TICKET_WORDS
+
+        def launch(stream: int, a: int, b: int, c: int, schedule: int, tickets: int, status: int) -> None:
+            assert (stream, status) == (STREAM, 0)
+            assert not at(tickets, (zeroed_words,), np.int32).any(), "tickets are not zero"
+            kind = DTYPES[problem.dtype]
+            words = at(schedule, (table.words,), np.int32)
+            assert words[5] == problem.rows
+            first = reference.HEADER_WORDS + 1
+            bounds = reference.clamp_offsets(words[first : first + groups], problem.rows)
+            x = at(a, (problem.rows, problem.k), kind)
+            out = at(c, problem.out_shape, DTYPES[problem.out_dtype])
+            if problem.op == GROUPED_MM:
+                w = at(b, (problem.groups, problem.k, problem.n), kind, problem.b_strides)
+                reference.grouped_mm(x, w, bounds, out, int(words[3]))
+            else:
+                dy = at(b, (problem.rows, problem.n), kind)
+                reference.grouped_mm_wgrad(x, dy, bounds, out, False, int(words[3]))
+            at(tickets, (zeroed_words,), np.int32)[:] = -1  # what a kernel leaves is not zero
+            self.log.append((problem.op, problem))
+
+        return types.SimpleNamespace(launch=launch, zeroed_words=zeroed_words)
+
+
+def machine(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """Handlers registered for the CPU, with calls lowered as for CUDA."""
+    import jax
+
+    from cupy_gmm.jax import _abi, _handler, _lowering, _wire
+
+    made = Machine()
+    runtime = types.SimpleNamespace(getDevice=lambda: DEVICE)
+    cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
+    patch.setattr(_device, "import_cupy", lambda: cupy)
+    patch.setattr(_device, "info", lambda device: _device.typical("sm_90"))
+    patch.setattr(_launch, "unit_function", lambda unit, symbol, device: types.SimpleNamespace(handle=symbol))
+    patch.setattr(_launch, "enqueue", made.enqueue)
+    patch.setattr(_launch, "zero", made.zero)
+    patch.setattr(_table, "fill", made.fill)
+    patch.setattr(_plan, "build", made.build)
+    patch.setattr(_abi, "stream", lambda frame: STREAM)
+    patch.setattr(_handler, "_local_devices", lambda: [DEVICE])
+    patch.setattr(_handler, "_ready", {})
+    patch.setattr(jax.lax, "platform_dependent", lambda *operands, cuda, default: cuda(*operands))
+    targets = {target: f"{target}.{id(made)}" for target in _wire.TARGETS}  # XLA keeps the first of a name
+    kept = _handler.handlers()
+    for target, stages in kept.items():
+        capsules = {stage: jax.ffi.pycapsule(function) for stage, function in stages.items()}
+        jax.ffi.register_ffi_target(targets[target], capsules, platform="cpu")
+    KEPT.append(kept)
+    foreign = _lowering._foreign
+    patch.setattr(_lowering, "_foreign", lambda target, *rest: foreign(targets[target], *rest))
+    jax.clear_caches()
+    yield made
+    jax.clear_caches()
+
+
+KEPT: list[Any] = []  # XLA may call them as long as the process lives
