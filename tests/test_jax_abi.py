@@ -53,7 +53,7 @@ def test_places_are_those_of_the_header(tmp_path):
         pytest.skip("no C++ compiler, or jaxlib came without its headers")
     lines = ["#include <cstddef>", '#include "xla/ffi/api/c_api.h"']
     for struct, fields in TABLES.items():
-        lines += [f"static_assert(offsetof({struct}, {field}) == {at}, \"{field}\");" for field, at in fields.items()]
+        lines += [f'static_assert(offsetof({struct}, {field}) == {at}, "{field}");' for field, at in fields.items()]
     lines += [f'static_assert({name} == {number}, "{name}");' for name, number in NUMBERS.items()]
     lines += [
         f"static_assert(sizeof(XLA_FFI_Buffer) == {_abi.BUFFER_BYTES});",

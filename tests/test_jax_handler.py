@@ -1,0 +1,214 @@
+"""What the handlers launch when XLA calls them: the real interface on XLA's CPU platform, NumPy in place of kernels."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from cupy_gmm import _plan, reference
+from cupy_gmm._config import CONFIGS, HOPPER
+from tests import oracle, xla
+
+jax = pytest.importorskip("jax", reason="JAX is not installed")
+jnp = jax.numpy
+
+import cupy_gmm.jax as face  # noqa: E402
+from cupy_gmm import _heuristics, _table  # noqa: E402
+from cupy_gmm.jax import _handler, _wire  # noqa: E402
+
+ROWS, K, N = 29, 16, 24
+SIZES = [5, 0, 11, 7]
+
+
+@pytest.fixture
+def machine():
+    with pytest.MonkeyPatch.context() as patch:
+        yield from xla.machine(patch)
+
+
+@pytest.fixture
+def operands(rng):
+    return tuple(
+        jnp.asarray(oracle.integers(rng, shape, "bfloat16")) for shape in ((ROWS, K), (len(SIZES), K, N), (ROWS, N))
+    )
+
+
+def expected(x, w, ends, offset=0, out_dtype="bfloat16"):
+    out = np.empty((x.shape[0], w.shape[2]), xla.DTYPES[out_dtype])
+    reference.grouped_mm(np.asarray(x), np.asarray(w), reference.clamp_offsets(ends, x.shape[0]), out, offset)
+    return out
+
+
+def same(got, want):
+    got = np.asarray(got)
+    assert got.dtype == want.dtype
+    assert got.tobytes() == want.tobytes()
+
+
+def test_forward(machine, operands):
+    """Each product counts from its own zeroes, whatever the launch before it left there."""
+    x, w, _ = operands
+    function = jax.jit(lambda x, w, sizes: face.ragged_dot(x, w, sizes, preferred_element_type=jnp.float32))
+    for sizes in (SIZES, [0, 0, 0, 0], [40, 1, -7, 3], [2**31 - 1, 2**31 - 1, 5, 5]):
+        machine.log.clear()
+        ends = np.clip(np.cumsum(sizes, dtype=np.int64), -(2**31), 2**31 - 1)
+        same(function(x, w, jnp.array(sizes, jnp.int32)), expected(x, w, ends, out_dtype="float32"))
+        assert machine.names() == ["sum", "fill", "zero", "grouped_mm"]
+    assert len(machine.built) == 1, "the plan is made once"
+    assert function._cache_size() == 1, "sizes are no part of the program"
+
+
+def test_offsets_need_no_sum(machine, operands):
+    x, w, dy = operands
+    offs = jnp.cumsum(jnp.array(SIZES, jnp.int32))
+    same(jax.jit(face.grouped_mm)(x, w, offs), expected(x, w, offs))
+    dw = jax.jit(functools.partial(face.grouped_mm_wgrad, out_dtype="float32"))(x, dy, offs)
+    want = np.empty((len(SIZES), K, N), np.float32)
+    bounds = reference.clamp_offsets(np.asarray(offs), ROWS)
+    reference.grouped_mm_wgrad(np.asarray(x), np.asarray(dy), bounds, want, False, 0)
+    same(dw, want)
+    assert machine.names() == ["fill", "zero", "grouped_mm", "fill", "zero", "grouped_mm_wgrad"]
+
+
+def test_one_schedule_serves_a_layer(machine, operands):
+    """Two products of the same sizes and their four gradients: the table is built once. And with `checkpoint`, too."""
+    x, w, _ = operands
+    sizes = jnp.array(SIZES, jnp.int32)
+
+    def layer(x, w, sizes):
+        h = face.ragged_dot(x, w, sizes)
+        return face.ragged_dot(h, w.swapaxes(1, 2), sizes).astype(jnp.float32).sum()
+
+    found = []
+    for function in (layer, jax.checkpoint(layer)):
+        machine.log.clear()
+        found.append(jax.block_until_ready(jax.jit(jax.value_and_grad(function, (0, 1)))(x, w, sizes)))
+        names = machine.names()
+        assert (names.count("sum"), names.count("fill")) == (1, 1)
+        assert names.count("grouped_mm_wgrad") == 2
+        assert names.count("zero") == names.count("grouped_mm") + 2
+    for one, other in zip(*map(jax.tree.leaves, found), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_gradients_are_those_of_lax(machine, operands):
+    """Small integers: every product is exact. The input gradient reads the weights where they lie."""
+    x, w, dy = operands
+    dy = jnp.sign(dy)
+    sizes = jnp.array(SIZES, jnp.int32)
+
+    def vjp(dot):
+        return jax.jit(lambda x, w, dy: jax.vjp(lambda x, w: dot(x, w, sizes), x, w)[1](dy))
+
+    ours = vjp(face.ragged_dot)(x, w, dy)
+    layouts = {problem.b_strides for name, problem in machine.log if name == "grouped_mm" and problem.k == N}
+    assert layouts == {(K * N, 1, N)}
+    used = (np.arange(ROWS) < sum(SIZES))[:, None]
+    x, dy = jnp.where(used, x, 0), jnp.where(used, dy, 0)
+    for got, want in zip(ours, vjp(jax.lax.ragged_dot)(x, w, dy), strict=True):
+        same(got, np.asarray(want))
+
+
+def test_a_range_of_groups(machine, operands):
+    """The first local group as a number and as a value of the program."""
+    x, w, _ = operands
+    ends = np.cumsum(SIZES)
+    local = w[1:3]
+    want = expected(x, local, ends, 1)
+    sizes = jnp.array(SIZES, jnp.int32)
+    same(jax.jit(lambda x, w: face.ragged_dot(x, w, sizes, group_offset=1))(x, local), want)
+    function = jax.jit(lambda x, w, first: face.ragged_dot(x, w, sizes, group_offset=first))
+    for shape in ((), (1,)):
+        same(function(x, local, jnp.full(shape, 1, jnp.int32)), want)
+    same(function(x, local, jnp.int32(2)), expected(x, w[1:3], ends, 2))
+    assert [first for name, first in machine.log if name == "fill"] == [1, 1, 1, 2]
+
+
+def test_scan_and_donation(machine, operands):
+    """A captured constant stays what it is; a donated operand is dead, and says so."""
+    x, w, _ = operands
+    square = w[:, :, :K]
+    sizes = jnp.array([ROWS, 0, 0, 0], jnp.int32)
+    constant = jnp.float32(0.125)
+
+    def step(carry, _):
+        y = face.ragged_dot(carry, square, sizes, preferred_element_type=jnp.float32)
+        return (jnp.sign(y) * 2).astype(x.dtype), y.sum() * constant
+
+    last, sums = jax.jit(lambda x: jax.lax.scan(step, x, None, length=3), donate_argnums=0)(jnp.copy(x))
+    values, want = np.asarray(x), []
+    for _ in range(3):
+        y = expected(values, square, [ROWS] * 4, out_dtype="float32")
+        want.append(y.sum() * np.float32(0.125))
+        values = (np.sign(y) * 2).astype(values.dtype)
+    assert np.array_equal(sums, want)
+    same(last, values)
+
+    dead = jnp.copy(x)
+    donating = jax.jit(lambda x, w: (face.ragged_dot(x, w[:, :, :K], sizes), x + 1), donate_argnums=0)
+    donating(dead, w)
+    if dead.is_deleted():
+        with pytest.raises((RuntimeError, ValueError), match="deleted"):
+            donating(dead, w)
+
+
+def test_eager_arrays(machine, operands):
+    x, w, _ = operands
+    same(face.ragged_dot(x, w, np.array(SIZES, np.int32)), expected(x, w, np.cumsum(SIZES)))
+
+
+def test_an_error_of_the_plan_comes_when_the_program_is_loaded(machine, operands, monkeypatch):
+    """In the sentence of the library, from the instantiate stage: nothing was launched."""
+    x, w, _ = operands
+
+    def build(*_):
+        raise _plan.ArgumentError('`config` is "16x128", which cannot run this call: because.')
+
+    monkeypatch.setattr(_plan, "build", build)
+    function = jax.jit(lambda x, w: face.grouped_mm(x, w, jnp.full(len(SIZES), ROWS), config="16x128"))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r'INVALID_ARGUMENT.*`config` is "16x128", which cannot run'):
+        function.lower(x, w).compile()
+    assert machine.names() == []
+
+
+def test_a_misaligned_array_is_refused(machine):
+    call = _wire.ProductCall("grouped_mm", ROWS, K, N, 4, 4, "bfloat16", "bfloat16", False, "-")
+    product = _handler.Product(call, xla.DEVICE)
+    with pytest.raises(RuntimeError, match="expected multiples of 16"):
+        product(xla.STREAM, [256, 520, 768], [1024, 1280])
+
+
+# ---- what travels
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        _wire.ScheduleCall(7, 3, True, False, -1),
+        _wire.ScheduleCall(0x7FFF0000, 4096, False, True, 17),
+        _wire.ProductCall("grouped_mm", 1, 2, 3, 4, 5, "float16", "float32", True, "hopper-256x208"),
+        _wire.ProductCall("grouped_mm_wgrad", 9, 8, 7, 6, 5, "bfloat16", "bfloat16", False, "-"),
+    ],
+)
+def test_a_call_survives_its_text(call):
+    assert _wire.parsed(_wire.text(call).encode(), type(call)) == call
+    with pytest.raises(_wire.UnsupportedError, match="another release of this library wrote: expected format 1; lower"):
+        _wire.parsed(_wire.text(call).replace("format=1", "format=2").encode(), type(call))
+    with pytest.raises(_wire.UnsupportedError, match="another release"):
+        _wire.parsed(_wire.text(call).encode() + b" more=1", type(call))
+
+
+def test_results_have_room_on_every_architecture():
+    """Table and scratch are allocated by shapes alone: no tuning point may need more."""
+    for rows, groups in ((1, 1), (40, 3), (5000, 7), (100_003, 256)):
+        words = _wire.table_words(rows, groups)
+        for arch in ("sm_80", HOPPER):
+            shape = _table.table_shape(groups, rows, _heuristics.block_shape(rows, groups, arch))
+            assert shape.words <= words
+        for k, n in ((64, 64), (72, 40), (1, 1), (136, 2048)):
+            call = _wire.ProductCall("grouped_mm_wgrad", rows, k, n, groups, groups, "float16", "float32", False, "-")
+            for config in CONFIGS.values():
+                if config.op == call.op:
+                    tiles = _plan._tiles(call.problem, config)
+                    zeroed, partial = _plan._scratch(config, tiles, _plan._pieces(call.problem, tiles)[1])
+                    assert _table.whole(4 * zeroed) + partial <= call.scratch_bytes
