@@ -9,6 +9,8 @@ from typing import Any
 
 # Before NumPy is imported. The products of the tests are small, and a BLAS's threads only get in their way.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Before JAX starts: it would take most of the card's memory, also for tests on the CPU.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import hypothesis
 import numpy as np

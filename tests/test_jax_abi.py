@@ -45,6 +45,12 @@ NUMBERS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
 def test_places_are_those_of_the_header(tmp_path):
     """A program of C++ asserts each offset and number against the header that came with jaxlib."""
     compiler = shutil.which("g++") or shutil.which("clang++")

@@ -11,11 +11,17 @@ jnp = jax.numpy
 import cupy_gmm.jax as face  # noqa: E402
 from tests import apart  # noqa: E402
 
-X = jnp.ones((8, 4), jnp.bfloat16)
-W = jnp.ones((3, 4, 6), jnp.bfloat16)
-DY = jnp.ones((8, 6), jnp.bfloat16)
-SIZES = jnp.array([3, 0, 5], jnp.int32)
-ONE = jnp.ones((1,), jnp.int32)
+X = np.ones((8, 4), jnp.bfloat16)
+W = np.ones((3, 4, 6), jnp.bfloat16)
+DY = np.ones((8, 6), jnp.bfloat16)
+SIZES = np.array([3, 0, 5], np.int32)
+ONE = np.ones((1,), np.int32)
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
 
 
 def dot(lhs=X, rhs=W, group_sizes=SIZES, **options):
@@ -177,7 +183,7 @@ CASES = {
 def test_texts(case, traced):
     """The same under `jit`."""
     function, options, kind, text = CASES[case]
-    arrays = {name: value for name, value in options.items() if traced and isinstance(value, jax.Array)}
+    arrays = {name: value for name, value in options.items() if traced and hasattr(value, "shape")}
     with pytest.raises(kind) as caught:
         jax.jit(lambda arrays: function(**{**options, **arrays}))(arrays) if traced else function(**options)
     assert text is None or str(caught.value) == text

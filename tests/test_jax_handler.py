@@ -20,6 +20,12 @@ ROWS, K, N = 29, 16, 24
 SIZES = [5, 0, 11, 7]
 
 
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
 @pytest.fixture
 def machine():
     with pytest.MonkeyPatch.context() as patch:
