@@ -57,6 +57,21 @@ def test_docstring_has_the_sections_of_the_house(name):
         assert re.search(rf"\b{argument}\b[^:\n]*:", found["Args"]), f"{name}: Args lacks {argument}"
 
 
+@pytest.mark.parametrize("name", ["ragged_dot", "grouped_mm", "grouped_mm_wgrad"])
+def test_docstrings_inside_jax(name):
+    """Sections and arguments, as above."""
+    pytest.importorskip("jax", reason="JAX is not installed")
+    import cupy_gmm.jax
+
+    function = getattr(cupy_gmm.jax, name)
+    found = sections(function)
+    assert re.match(r"[A-Z`][^\n]*[.:]", found[""]), "begins with a sentence"
+    assert all(found.get(part, "").strip() for part in ("Args", "Returns", "Raises", "Numerics", "Cost", "Source"))
+    for argument in inspect.signature(function).parameters:
+        assert re.search(rf"\b{argument}\b[^:\n]*:", found["Args"]), f"{name}: Args lacks {argument}"
+    assert set(cupy_gmm.jax.__all__) == {"TARGETS", "grouped_mm", "grouped_mm_wgrad", "ragged_dot"}
+
+
 @pytest.mark.parametrize("name", RECORDS)
 def test_record_describes_its_fields(name):
     record = getattr(cupy_gmm, name)
@@ -106,7 +121,7 @@ def test_readme_example_runs(framework, code):
 
 
 def test_readme_shows_four_families():
-    assert [framework for framework, _ in blocks()] == ["cupy", "torch", "jax", "ml_dtypes"]
+    assert [framework for framework, _ in blocks()] == ["cupy", "torch", "jax", "jax", "ml_dtypes"]
 
 
 def test_readme_lists_the_variables():

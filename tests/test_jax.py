@@ -166,7 +166,8 @@ def test_other_dtypes_go_to_lax(rng, left, right, wanted):
         wanted = None
     sizes = jnp.array(SIZES["tail"], jnp.int32)
     x, w = (rng.integers(-3, 4, shape).astype(dtype) for shape, dtype in (((ROWS, K), left), ((4, K, N), right)))
-    want = jax.lax.ragged_dot(x, w, sizes, preferred_element_type=wanted)
+    want = np.asarray(jax.lax.ragged_dot(x, w, sizes, preferred_element_type=wanted))
+    w = np.array(w)
     w[1] = np.nan
     function = jax.jit(lambda x, w: face.ragged_dot(x, w, sizes, preferred_element_type=wanted))
     if (left, right) != ("bfloat16", "bfloat16"):
@@ -202,8 +203,10 @@ for sizes in ([2, 0, 4], [2**40, -2**40, 3], [-5, 2**33, 1]):
 # ---- lowered for CUDA, on a machine without one
 
 
-def lowered(function, *operands):
-    return function.trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+def lowered(function, *operands, platform="cuda"):
+    if jax.__version_info__ < (0, 6):
+        pytest.skip("this JAX writes the branches of all platforms and leaves the choice to XLA")
+    return function.trace(*operands).lower(lowering_platforms=(platform,)).as_text()
 
 
 def calls(text):
@@ -233,9 +236,7 @@ def test_lowering_elsewhere(rng):
     x, w, *_ = operands(rng, SIZES["even"])
     sizes = jnp.array(SIZES["even"], jnp.int32)
     for platform in ("cpu", "tpu", "rocm"):
-        traced = jax.jit(face.ragged_dot).trace(x, w, sizes)
-        text = traced.lower(lowering_platforms=(platform,)).as_text()
-        assert "custom_call @cupy_gmm" not in text
+        assert "custom_call @cupy_gmm" not in lowered(jax.jit(face.ragged_dot), x, w, sizes, platform=platform)
 
 
 def test_export(rng):

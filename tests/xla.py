@@ -117,7 +117,10 @@ def machine(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
     patch.setattr(_abi, "stream", lambda frame: STREAM)
     patch.setattr(_handler, "_local_devices", lambda: [DEVICE])
     patch.setattr(_handler, "_ready", {})
-    patch.setattr(jax.lax, "platform_dependent", lambda *operands, cuda, default: cuda(*operands))
+    choose = jax.lax.platform_dependent
+    patch.setattr(
+        jax.lax, "platform_dependent", lambda *operands, cuda, default: choose(*operands, cpu=cuda, default=default)
+    )
     targets = {target: f"{target}.{id(made)}" for target in _wire.TARGETS}  # XLA keeps the first of a name
     kept = _handler.handlers()
     for target, stages in kept.items():

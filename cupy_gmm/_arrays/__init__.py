@@ -111,7 +111,7 @@ def _classify(name: str, array: Any) -> Any:
     if tracer is not None and isinstance(array, tracer):
         raise UnsupportedError(
             f"`{name}` is a value that JAX is tracing (jit, grad, vmap), and this call takes concrete "
-            "arrays: move it out of the transformation, or use `jax.lax.ragged_dot` in there."
+            "arrays: move it out of the transformation, or call `cupy_gmm.jax` in there."
         )
     families = (
         ("cupy", "ndarray", CUPY),

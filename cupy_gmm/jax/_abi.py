@@ -49,6 +49,8 @@ _ATTR_TYPES = (FRAME["attrs"] + ATTRS["types"]) >> 3
 _ATTRS = (FRAME["attrs"] + ATTRS["attrs"]) >> 3
 _DATA = BUFFER["data"] >> 3
 _STREAM_GET = API["XLA_FFI_Stream_Get"] >> 3
+_ASKED_CTX = STREAM_GET_ARGS["ctx"] >> 3
+_ASKED_STREAM = STREAM_GET_ARGS["stream"] >> 3
 
 Handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 _Function = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)  # keeps the GIL: these return at once
@@ -110,8 +112,9 @@ def attribute(frame: int) -> bytes:
     return ctypes.string_at(_WORDS[span], _WORDS[span + 1])
 
 
-# Argument blocks of Stream_Get that no call is using, with their addresses.
-_spare: list[tuple[_StreamGetArgs, int]] = []
+# Addresses of argument blocks of Stream_Get that no call is using, and the blocks.
+_spare: list[int] = []
+_blocks: list[_StreamGetArgs] = []
 _functions: dict[int, Any] = {}
 
 
@@ -127,12 +130,11 @@ def stream(frame: int) -> int:
     try:
         block = _spare.pop()
     except IndexError:
-        made = _StreamGetArgs(ctypes.sizeof(_StreamGetArgs))
-        block = made, ctypes.addressof(made)
-    asked, address = block
-    asked.ctx = _WORDS[at + _CTX]
-    failed = function(address)
-    found = asked.stream or 0
+        _blocks.append(_StreamGetArgs(ctypes.sizeof(_StreamGetArgs)))
+        block = ctypes.addressof(_blocks[-1])
+    _WORDS[(block >> 3) + _ASKED_CTX] = _WORDS[at + _CTX]
+    failed = function(block)
+    found = _WORDS[(block >> 3) + _ASKED_STREAM]
     _spare.append(block)
     if failed:
         raise UnsupportedError("XLA gave no stream to launch on: expected a call on a CUDA device.")
