@@ -193,7 +193,7 @@ def _error(frame: int, error: BaseException) -> int:
         code = UNIMPLEMENTED
     text = str(error) or type(error).__name__
     size = ERROR_CREATE_ARGS["errc"] + ctypes.sizeof(ctypes.c_int)
-    asked = _ErrorCreateArgs(size, None, f"cupy_gmm: {text}".encode(), code)
+    asked = _ErrorCreateArgs(size, None, f"cupy_gmm: {text}".encode(errors="replace"), code)
     create = _Function(_WORDS[(_WORDS[(frame >> 3) + _API] + API["XLA_FFI_Error_Create"]) >> 3])
     return int(create(ctypes.addressof(asked)) or 0)
 
