@@ -121,7 +121,7 @@ def machine(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
     patch.setattr(
         jax.lax, "platform_dependent", lambda *operands, cuda, default: choose(*operands, cpu=cuda, default=default)
     )
-    targets = {target: f"{target}.{id(made)}" for target in _wire.TARGETS}  # XLA keeps the first of a name
+    targets = {target: f"{target}.{len(KEPT)}" for target in _wire.TARGETS}  # XLA keeps the first of a name
     kept = _handler.handlers()
     for target, stages in kept.items():
         capsules = {stage: jax.ffi.pycapsule(function) for stage, function in stages.items()}
