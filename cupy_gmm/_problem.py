@@ -76,17 +76,7 @@ def forward(x: Any, w: Any, out: Any, out_dtype: Any) -> Problem:
         ArgumentError: A shape or stride does not fit.
         DtypeError: A dtype is not offered.
     """
-    _checks.rows("x", x, "(rows, k)")
-    _checks.rank("w", w, 3, "(groups, k, n)", "for one group pass `w[None]`" if len(w.shape) == 2 else None)
-    _checks.dtype("x", x, INPUT_DTYPES)
-    _checks.same_dtype("w", w, "x", x)
-    rows, k = x.shape
-    groups, w_k, n = w.shape
-    if w_k != k:
-        hint = "; pass `w.mT`" if n == k else ""
-        raise ArgumentError(
-            f"`w` has shape {w.shape}: expected (groups, k, n) with k = {k}, as `x` has shape {x.shape}{hint}."
-        )
+    rows, k, n, groups = forward_extents(x, w)
     _extents(rows=rows, k=k, n=n, groups=groups)
     name = _out_dtype(out, out_dtype, x.dtype)
     y_row, y_col = _out_strides(out, (rows, n), name, "y")
@@ -115,17 +105,7 @@ def weight_gradient(x: Any, dy: Any, out: Any, out_dtype: Any, groups: int, accu
         ArgumentError: A shape or stride does not fit.
         DtypeError: A dtype is not offered.
     """
-    _checks.rows("x", x, "(rows, k)")
-    _checks.rows("dy", dy, "(rows, n)")
-    _checks.dtype("x", x, INPUT_DTYPES)
-    _checks.same_dtype("dy", dy, "x", x)
-    rows, k = x.shape
-    if dy.shape[0] != rows:
-        raise ArgumentError(
-            f"`dy` has shape {dy.shape}: expected (rows, n) with rows = {rows}, as `x` has shape {x.shape}; "
-            "pass the gradient of the product of this `x`."
-        )
-    n = dy.shape[1]
+    rows, k, n = wgrad_extents(x, dy)
     _extents(rows=rows, k=k, n=n, groups=groups)
     name = _out_dtype(out, out_dtype, x.dtype)
     if accumulate and out is None:
@@ -147,6 +127,37 @@ def weight_gradient(x: Any, dy: Any, out: Any, out_dtype: Any, groups: int, accu
         vector_store=_vector_store(out, c_strides, (groups, k, n), name),
         accumulate=accumulate,
     )
+
+
+def forward_extents(x: Any, w: Any) -> tuple[int, int, int, int]:
+    """Checks shapes and dtypes of `grouped_mm`, whose extents may be symbols; returns rows, k, n and groups."""
+    _checks.rows("x", x, "(rows, k)")
+    _checks.rank("w", w, 3, "(groups, k, n)", "for one group pass `w[None]`" if len(w.shape) == 2 else None)
+    _checks.dtype("x", x, INPUT_DTYPES)
+    _checks.same_dtype("w", w, "x", x)
+    rows, k = x.shape
+    groups, w_k, n = w.shape
+    if w_k != k:
+        hint = "; pass `w.mT`" if n == k else ""
+        raise ArgumentError(
+            f"`w` has shape {w.shape}: expected (groups, k, n) with k = {k}, as `x` has shape {x.shape}{hint}."
+        )
+    return rows, k, n, groups
+
+
+def wgrad_extents(x: Any, dy: Any) -> tuple[int, int, int]:
+    """Checks shapes and dtypes of `grouped_mm_wgrad`, whose extents may be symbols; returns rows, k and n."""
+    _checks.rows("x", x, "(rows, k)")
+    _checks.rows("dy", dy, "(rows, n)")
+    _checks.dtype("x", x, INPUT_DTYPES)
+    _checks.same_dtype("dy", dy, "x", x)
+    rows, k = x.shape
+    if dy.shape[0] != rows:
+        raise ArgumentError(
+            f"`dy` has shape {dy.shape}: expected (rows, n) with rows = {rows}, as `x` has shape {x.shape}; "
+            "pass the gradient of the product of this `x`."
+        )
+    return rows, k, dy.shape[1]
 
 
 def offsets(offs: Any) -> int:

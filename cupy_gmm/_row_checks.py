@@ -12,8 +12,8 @@ from ._rowwise import ITEM_BYTES, MAX_EXPERTS, MAX_ROWS
 from .errors import ArgumentError, DtypeError
 
 __all__ = [
-    "assignment_rows", "contiguous", "expert_ids", "gate_up_rows", "of_shape", "result", "routes", "row_dtype",
-    "tokens_of", "weights_of",
+    "assignment_rows", "contiguous", "expert_ids", "gate_up_extents", "gate_up_rows", "of_shape", "result", "routes",
+    "row_dtype", "tokens_of", "weights_of",
 ]  # fmt: skip
 
 
@@ -115,6 +115,14 @@ def weights_of(view: View, assignments: int, known: int | None) -> int:
 
 def gate_up_rows(view: View) -> tuple[int, int]:
     """Checks `gate_up`; returns its rows and half its width."""
+    rows, inner = gate_up_extents(view)
+    if rows > MAX_ROWS:
+        raise ArgumentError(f"`gate_up` has shape {view.shape}: expected less than 2^31 rows; split the call.")
+    return rows, inner
+
+
+def gate_up_extents(view: View) -> tuple[int, int]:
+    """Checks shape and dtype of `gate_up`, whose rows may be a symbol; returns them and half its width."""
     _checks.rows("gate_up", view, "(rows, 2 * inner)")
     row_dtype("gate_up", view)
     rows, width = view.shape
@@ -122,8 +130,6 @@ def gate_up_rows(view: View) -> tuple[int, int]:
         raise ArgumentError(
             f"`gate_up` has shape {view.shape}: expected an even last axis, [gate | up]; pass both halves."
         )
-    if rows > MAX_ROWS:
-        raise ArgumentError(f"`gate_up` has shape {view.shape}: expected less than 2^31 rows; split the call.")
     return rows, width // 2
 
 

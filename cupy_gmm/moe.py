@@ -165,7 +165,7 @@ def expert_ffn(x: Any, w_gate_up: Any, w_down: Any, expert_idx: Any, expert_weig
     )  # fmt: skip
     _checks.required(*named)
     site, views = _arrays.locate(*named)
-    _check_layer(*views)
+    check_layer(*views)
     if site.capturing():
         raise ArgumentError(
             f"`x` is an array of {site.family} inside a CUDA graph capture: expected PyTorch tensors, as "
@@ -233,7 +233,7 @@ def _transposed(weights: Any) -> Any:
     return weights.mT if hasattr(weights, "mT") else weights.swapaxes(-1, -2)
 
 
-def _check_layer(x: View, w_gate_up: View, w_down: View, expert_idx: View, expert_weight: View) -> None:
+def check_layer(x: View, w_gate_up: View, w_down: View, expert_idx: View, expert_weight: View) -> None:
     """Shapes and dtypes of a whole layer, named as the caller knows them."""
     _checks.rows("x", x, "(tokens, h)")
     _checks.rank("w_gate_up", w_gate_up, 3, "(experts, h, 2 * inner)")

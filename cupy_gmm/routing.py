@@ -65,7 +65,7 @@ def route(expert_idx: Any, num_experts: int, *, out: Routing | None = None) -> R
         `kernels/route.cuh`.
     """
     _checks.required(("expert_idx", expert_idx))
-    given = _fields(out, "out") if out is not None else (None,) * 4
+    given = fields(out, "out") if out is not None else (None,) * 4
     names = ("out.order", "out.inverse", "out.offs", "out.counts")
     site, (ids, *outs) = _arrays.locate(
         ("expert_idx", expert_idx), *zip(names, given, strict=True), writable=frozenset(names)
@@ -271,7 +271,7 @@ def _combined(
 
 def _locate(routing: Routing, *named: tuple[str, Any]) -> tuple[Site, list[View], list[View]]:
     """Site, views of the named arrays (the result takes the first one's family), views of the routing."""
-    order, inverse, offs, _ = _fields(routing, "routing")
+    order, inverse, offs, _ = fields(routing, "routing")
     named = (*named, ("routing.order", order), ("routing.inverse", inverse), ("routing.offs", offs))
     _checks.required(*(each for each in named if each[0] not in _WRITABLE))
     site, views = _arrays.locate(*named, writable=_WRITABLE)
@@ -280,7 +280,8 @@ def _locate(routing: Routing, *named: tuple[str, Any]) -> tuple[Site, list[View]
     return site, views[:-3], routes
 
 
-def _fields(routing: Any, name: str) -> tuple[Any, Any, Any, Any]:
+def fields(routing: Any, name: str) -> tuple[Any, Any, Any, Any]:
+    """The four arrays of a Routing."""
     if not isinstance(routing, Routing):
         raise ArgumentError(
             f"`{name}` is a {type(routing).__name__}: expected the Routing that `route` returned; pass that."
