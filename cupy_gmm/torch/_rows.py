@@ -126,7 +126,7 @@ def _combine_backward_gradients(ctx: Any, a: Any, b: Any) -> tuple[Any, ...]:
     """Both results are products of two inputs, so the derivatives are these operators with one input exchanged."""
     dy, y, order, inverse, offs, weights = ctx.saved_tensors
     routes = order, inverse, offs
-    d_dy = COMBINE(a, *routes, weights) + COMBINE(y, *routes, b)
+    d_dy = COMBINE(a, *routes, weights, None) + COMBINE(y, *routes, b, None)
     d_y, _ = COMBINE_BACKWARD(dy, y, *routes, b)
     _, d_weights = COMBINE_BACKWARD(dy, a, *routes, weights)
     return d_dy, d_y, None, None, None, d_weights.to(weights.dtype)
