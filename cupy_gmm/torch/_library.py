@@ -12,12 +12,6 @@ from torch.autograd import forward_ad
 from .._arrays import View
 from ..errors import ArgumentError, UnsupportedError
 
-try:  # what sees operators and not Python: without a way to ask, no call goes around it
-    from torch._C import _get_tracing_state, _len_torch_dispatch_stack
-    from torch._C._functorch import peek_interpreter_stack
-except ImportError:
-    peek_interpreter_stack = None
-
 NAMESPACE = "cupy_gmm"
 KEYS = ("CPU", "CUDA")
 # A compiler must not copy an operand into another layout: any strides are read, and `.mT` as fast as what it views.
@@ -25,6 +19,14 @@ TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 _library = torch.library.Library(NAMESPACE, "DEF")
+_torch: Any = torch._C  # no stubs: the types do not depend on whether PyTorch is installed
+try:  # what sees operators and not Python; without a way to ask, no call goes around it
+    _modes = _torch._len_torch_dispatch_stack
+    _transform = _torch._functorch.peek_interpreter_stack
+    _recording = _torch._get_tracing_state
+    _can_ask = True
+except AttributeError:
+    _can_ask = False
 
 
 def define(
@@ -63,14 +65,14 @@ def untraced(*tensors: Any) -> bool:
     Raises:
         UnsupportedError: The call is inside a transform of torch.func.
     """
-    if torch.compiler.is_compiling() or peek_interpreter_stack is None:
+    if torch.compiler.is_compiling() or not _can_ask:
         return False
-    if peek_interpreter_stack() is not None:
+    if _transform() is not None:
         raise UnsupportedError(
             "the call is inside a transform of torch.func (grad, vjp, jvp, vmap), which is not offered: use "
             "torch.autograd, and fold an axis that vmap would take into the rows."
         )
-    if _len_torch_dispatch_stack() or _get_tracing_state() is not None:
+    if _modes() or _recording() is not None:
         return False
     return all(type(tensor) in PLAIN and not tensor.is_meta for tensor in tensors)
 

@@ -34,7 +34,8 @@ def route(expert_idx: Any, num_experts: int) -> Routing:
     _library.tensors(expert_idx=expert_idx)
     if _library.untraced(expert_idx):
         return _plain.route(expert_idx, num_experts)
-    return Routing(*_rows.ROUTE(expert_idx, num_experts), expert_idx.shape[0])
+    order, inverse, offs, counts = _rows.ROUTE(expert_idx, num_experts)
+    return Routing(order, inverse, offs, counts, expert_idx.shape[0])
 
 
 def permute(x: Any, routing: Routing) -> Any:
