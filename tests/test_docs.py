@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib
 import importlib.util
 import inspect
 import re
@@ -47,7 +48,10 @@ def test_public_names():
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_docstring_has_the_sections_of_the_house(name):
-    function = getattr(cupy_gmm, name)
+    check_sections(name, getattr(cupy_gmm, name))
+
+
+def check_sections(name, function):
     found = sections(function)
     assert re.match(r"[A-Z`][^\n]*[.:]", found[""]), "begins with a sentence"
     for section in ("Args", "Returns", "Raises", "Numerics", "Cost", "Source"):
@@ -70,6 +74,23 @@ def test_docstrings_inside_jax(name):
     for argument in inspect.signature(function).parameters:
         assert re.search(rf"\b{argument}\b[^:\n]*:", found["Args"]), f"{name}: Args lacks {argument}"
     assert set(cupy_gmm.jax.__all__) == {"TARGETS", "grouped_mm", "grouped_mm_wgrad", "ragged_dot"}
+
+
+FACE = sorted("combine expert_ffn grouped_mm grouped_mm_wgrad permute route silu_mul".split())
+
+
+def test_public_names_of_the_torch_face():
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    face = importlib.import_module("cupy_gmm.torch")
+    names = [name for name, value in vars(face).items() if not inspect.ismodule(value) and not name.startswith("_")]
+    assert sorted(names) == FACE
+    assert all(f"`{name}`" in README for name in FACE)
+
+
+@pytest.mark.parametrize("name", FACE)
+def test_docstring_of_the_torch_face_has_the_sections_of_the_house(name):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    check_sections(name, getattr(importlib.import_module("cupy_gmm.torch"), name))
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -121,7 +142,7 @@ def test_readme_example_runs(framework, code):
 
 
 def test_readme_shows_four_families():
-    assert [framework for framework, _ in blocks()] == ["cupy", "torch", "jax", "jax", "ml_dtypes"]
+    assert [framework for framework, _ in blocks()] == ["cupy", "torch", "torch", "jax", "jax", "ml_dtypes"]
 
 
 def test_readme_lists_the_variables():
