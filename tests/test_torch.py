@@ -188,7 +188,9 @@ def test_no_machinery_where_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch,
     assert y.requires_grad
     assert_same_bits(y.detach(), direct)
     assert went == ["GROUPED_MM"]
-    y.backward(dy)
+    y.backward(dy, retain_graph=True)
+    assert went == ["GROUPED_MM"], "the backward pass is not recorded"
+    torch.autograd.grad(y, leaf, dy.requires_grad_(), create_graph=True)
     assert went == ["GROUPED_MM", "WGRAD"]
 
 

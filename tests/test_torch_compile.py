@@ -107,6 +107,22 @@ def test_one_graph_for_any_number_of_rows(device: str, rng: np.random.Generator)
     assert counter.frame_count == 1
 
 
+def test_rows_that_only_the_device_counts(device: str, rng: np.random.Generator) -> None:
+    """No check in a trace may ask for a number of rows that is data."""
+    x, w, dy = (whole(rng, *shape, device=device) for shape in ((ROWS, K), (4, K, N), (ROWS, N)))
+    offs = ints(OFFS, device)
+
+    def call(x: Any, w: Any) -> Any:
+        chosen = (x[:, 0] > 0).nonzero()[:, 0]
+        y = face.grouped_mm(x[chosen], w, offs)
+        return torch.zeros_like(dy).index_copy(0, chosen, y)
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        results = gradients(compiled(call), dy, x, w)
+    for actual, expected in zip(results, gradients(call, dy, x, w), strict=True):
+        assert_same_bits(actual, expected)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_layer_in_one_graph(dynamic: bool, device: str, rng: np.random.Generator) -> None:
     """From routing to combination; with symbols for the number of tokens too."""

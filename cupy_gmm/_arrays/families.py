@@ -200,7 +200,8 @@ class Torch:
         except (RuntimeError, NotImplementedError) as error:
             raise UnsupportedError(
                 f"`{name}` is a {type(array).__name__} of layout {array.layout} with no plain memory "
-                f"({error}): pass a dense tensor, outside of torch.compile and of torch.func transforms."
+                f"({error}): pass a dense tensor, outside of torch.compile and of torch.func transforms; inside "
+                "torch.compile call the function of `cupy_gmm.torch`."
             ) from error
         if array.is_neg() or array.is_conj():
             raise ArgumentError(f"`{name}` is a lazily negated tensor: pass `{name}.resolve_conj().resolve_neg()`.")

@@ -4,7 +4,8 @@
     dx = grouped_mm(dy, ddw.mT)  d_dy = grouped_mm(x, ddw)
 
 With end offsets as a tensor they are registered operators. A Schedule is no tensor, and no operator takes one: calls
-with it are recorded by a `torch.autograd.Function`, outside of compilers. Used by `products`.
+with it are recorded by a `torch.autograd.Function`, outside of compilers. Where nothing is recorded or traced, as in
+most backward passes, neither is entered. Used by `products`.
 """
 
 from typing import Any
@@ -13,18 +14,22 @@ import torch
 
 from .. import _problem, ops
 from .._schedule import Schedule
-from ._library import define, seen
+from ._library import define, direct, seen
 
 
 def grouped_mm(x: Any, w: Any, offs: Any, group_offset: Any, out_dtype: Any) -> Any:
-    """`ops.grouped_mm`, recorded by autograd and seen by compilers."""
+    """`ops.grouped_mm`, recorded by autograd and seen by compilers where they want to."""
+    if direct(x, w):
+        return ops.grouped_mm(x, w, offs, out_dtype=out_dtype, group_offset=group_offset)
     if isinstance(offs, Schedule):
         return _Scheduled.apply(x, w, offs, group_offset, out_dtype)
     return GROUPED_MM(x, w, offs, *_split(group_offset), out_dtype)
 
 
 def grouped_mm_wgrad(x: Any, dy: Any, offs: Any, group_offset: Any, groups: Any, out_dtype: Any) -> Any:
-    """`ops.grouped_mm_wgrad` of so many groups, recorded by autograd and seen by compilers."""
+    """`ops.grouped_mm_wgrad` of so many groups, recorded by autograd and seen by compilers where they want to."""
+    if direct(x, dy):
+        return ops.grouped_mm_wgrad(x, dy, offs, out_dtype=out_dtype, group_offset=group_offset, num_groups=groups)
     if isinstance(offs, Schedule):
         return _ScheduledWgrad.apply(x, dy, offs, group_offset, groups, out_dtype)
     return WGRAD(x, dy, offs, *_split(group_offset), groups, out_dtype)

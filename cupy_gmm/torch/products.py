@@ -1,15 +1,14 @@
 """The grouped products for PyTorch: what `torch.nn.functional.grouped_mm` means, with gradients, inside and outside of
 `torch.compile`.
 
-Says which way a call goes: to the plain functions of `ops` where nobody records or traces, else to the operators of
-`_products`.
+Takes PyTorch's arguments apart and refuses what no operator takes; `_products` computes.
 """
 
 from typing import Any
 
 import torch
 
-from .. import _call, _schedule, ops
+from .. import _call, _schedule
 from .._schedule import Schedule
 from ..errors import ArgumentError, DtypeError, UnsupportedError
 from . import _library, _products
@@ -63,8 +62,6 @@ def grouped_mm(
     group_offset = _checked(offs, group_offset, out_dtype)
     if mat_b.dim() == 2 and mat_a.dim() == 2:
         return _weight_gradient(mat_a.mT, mat_b, offs, group_offset, None, out_dtype)
-    if _library.direct(mat_a, mat_b):
-        return ops.grouped_mm(mat_a, mat_b, offs, out_dtype=out_dtype, group_offset=group_offset)
     return _products.grouped_mm(mat_a, mat_b, offs, group_offset, out_dtype)
 
 
@@ -105,8 +102,6 @@ def grouped_mm_wgrad(
 
 
 def _weight_gradient(x: Any, dy: Any, offs: Any, group_offset: Any, num_groups: Any, out_dtype: Any) -> Any:
-    if _library.direct(x, dy):
-        return ops.grouped_mm_wgrad(x, dy, offs, out_dtype=out_dtype, num_groups=num_groups, group_offset=group_offset)
     host_offset = None if isinstance(group_offset, torch.Tensor) else group_offset
     schedule, ends = (offs, None) if isinstance(offs, Schedule) else (None, _library.seen(offs))
     groups = _call.local_groups(num_groups, None, ends, schedule, host_offset)
