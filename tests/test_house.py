@@ -54,7 +54,7 @@ def relative(path: Path) -> str:
 
 
 def python_files() -> list[Path]:
-    folders = [PACKAGE, ROOT / "tests", ROOT / "bench", ROOT / "tools"]
+    folders = [PACKAGE, ROOT / "tests", ROOT / "bench", ROOT / "examples", ROOT / "tools"]
     return sorted(path for folder in folders for path in folder.rglob("*.py"))
 
 
