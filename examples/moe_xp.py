@@ -150,7 +150,7 @@ def backward(params: Any, saved: Any, config: Config) -> dict[str, Any]:
 def adamw(state: Any, grads: Any, step: int, rate: float, config: Config) -> None:
     """One step of AdamW in place; gradients longer than CLIP in all are cut to it, and only matrices decay."""
     norm = xp.sqrt(sum((grad * grad).sum() for grad in grads.values()))
-    shrink = xp.minimum(np.float32(1.0), np.float32(model.CLIP) / (norm + np.float32(1e-6)))
+    shrink = xp.minimum(model.CLIP / (norm + 1e-6), 1.0)
     for name, value in state["params"].items():
         grad, mean, square = grads[name] * shrink, state["mean"][name], state["square"][name]
         mean += (1 - model.BETA1) * (grad - mean)
