@@ -57,7 +57,8 @@ def grouped_mm(
         a row's bits depend neither on its group's size nor on the tuning point.
 
     Cost:
-        Two launches (schedule or a memset, product), never waits; the first call of a kind compiles (cached on disk).
+        Two launches (schedule or a memset, product), on Hopper with a Schedule of the same stream one; never waits. The
+        first call of a kind compiles (cached on disk).
 
     Source:
         kernels/grouped_mm.cuh.

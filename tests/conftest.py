@@ -32,6 +32,7 @@ hypothesis.settings.load_profile("default")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=20, help="seed of all random inputs")
+    parser.addoption("--complete", action="store_true", help="a skip for another want than that of a GPU fails")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,6 +63,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _refuse(report: Any) -> None:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+    report.outcome, report.longrepr = "failed", f"a complete run has what this test needs, and yet: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    report = yield
+    if report.skipped and item.config.getoption("--complete") and not item.get_closest_marker("gpu"):
+        _refuse(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Any:
+    report = yield
+    if report.skipped and collector.config.getoption("--complete"):
+        _refuse(report)
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -20,7 +20,7 @@ from bench import facts
 LARGE = "tests/test_large.py"
 TESTS = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--timeout", "240")
 CHECKERS = ("memcheck", "racecheck", "synccheck", "initcheck")
-PYTEST_COUNTS = re.compile(r"(\d+) (passed|failed|error|errors|skipped|xfailed)")
+PYTEST_COUNTS = re.compile(r"(\d+) (passed|failed|error|errors|skipped)")
 
 
 def start(command: Sequence[str], log: pathlib.Path) -> tuple[subprocess.Popen[bytes], float]:
@@ -46,8 +46,10 @@ def tests(name: str, arguments: Sequence[str], limit: float, folder: pathlib.Pat
     counts = {
         kind: int(count) for count, kind in PYTEST_COUNTS.findall(record["closing"][-1] if record["closing"] else "")
     }
-    failed = [line for line in record.pop("lines") if line.startswith(("FAILED", "ERROR"))]
-    return {"lane": name, "counts": counts, "failed": failed, **record}
+    lines = record.pop("lines")
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    skipped = [line for line in lines if line.startswith("SKIPPED")]  # why: a log that hides it says too much
+    return {"lane": name, "counts": counts, "failed": failed, "skipped": skipped, **record}
 
 
 def checkers(names: Sequence[str], limit: float, folder: pathlib.Path) -> list[dict[str, Any]]:

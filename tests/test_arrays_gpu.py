@@ -380,9 +380,9 @@ def test_host_cost_of_three_cupy_arrays():
     import cupy
 
     named = [(name, cupy.zeros((8, 8, 8), cupy.float16)) for name in ("x", "w", "offs")]
-    best = min(_seconds(lambda: locate(*named), 10_000) for _ in range(5))
+    best = min(_seconds(lambda: locate(*named), 1_000) for _ in range(100))  # short, as other tests run beside it
     print(f"locate of three CuPy arrays: {best * 1e6:.2f} us")
-    assert best < 12e-6  # 3.3 on a fast host
+    assert best < 6e-6
 
 
 def _seconds(call, times):

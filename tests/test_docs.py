@@ -135,8 +135,7 @@ def blocks() -> list[tuple[str, str]]:
     ],
 )
 def test_readme_example_runs(framework, code):
-    if importlib.util.find_spec(framework) is None:
-        pytest.skip(f"{framework} is not installed")
+    pytest.importorskip(framework, reason=f"{framework} is not installed")
     place = {"JAX_PLATFORMS": "cpu"} if conftest.no_device() else {}
     apart.python(code, XLA_PYTHON_CLIENT_PREALLOCATE="false", **place)
 

@@ -44,7 +44,7 @@ def tracked(folder: str = ".", suffixes: tuple[str, ...] = ()) -> list[Path]:
             timeout=60,
         ).stdout.decode()
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("not a git checkout, or git is not installed")
+        pytest.skip("needs a git checkout, which tells the project's files from those of the machine")
     names = sorted(set(filter(None, listing.split("\0"))))
     return [ROOT / name for name in names if (ROOT / name).is_file() and name.endswith(suffixes or "")]
 

@@ -205,7 +205,7 @@ for sizes in ([2, 0, 4], [2**40, -2**40, 3], [-5, 2**33, 1]):
 
 def lowered(function, *operands, platform="cuda"):
     if jax.__version_info__ < (0, 6):
-        pytest.skip("this JAX writes the branches of all platforms and leaves the choice to XLA")
+        pytest.skip("JAX before 0.6 writes the branches of all platforms, and leaves the choice to XLA")
     return function.trace(*operands).lower(lowering_platforms=(platform,)).as_text()
 
 
@@ -254,8 +254,6 @@ def test_export(rng):
 
 def test_shard_map_and_checkpoint_in_scan():
     """Two devices: experts shared out by `group_offset`; rows shared out, weights the same everywhere."""
-    if not hasattr(jax, "shard_map"):
-        pytest.skip("this JAX has no jax.shard_map")
     apart.python(
         PROGRAM, XLA_FLAGS="--xla_force_host_platform_device_count=2", JAX_PLATFORMS="cpu", OPENBLAS_NUM_THREADS="1"
     )
@@ -266,13 +264,18 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 import cupy_gmm.jax as face
 
+try:
+    from jax import shard_map
+except ImportError:  # before JAX 0.6
+    from jax.experimental.shard_map import shard_map
+
 key = jax.random.key(0)
 x = jax.random.randint(key, (16, 8), -2, 3).astype(jnp.bfloat16)
 w = jax.random.randint(key, (4, 8, 8), -2, 3).astype(jnp.bfloat16)
 sizes = jnp.array([4, 0, 9, 2], jnp.int32)
 mesh = Mesh(np.array(jax.devices()), ("d",))
 def mapped(f, in_specs, out_specs):
-    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
+    return jax.jit(shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
 def loss(f):
     return jax.jit(jax.value_and_grad(lambda x, w: (f(x, w, sizes).astype(jnp.float32) ** 2).sum(), (0, 1)))
 def same(one, other):
