@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from .. import _device
-from ..counts import Machine, describe, load, tile
+from ..counts import SETS, Histogram, Machine, describe, tile
 from ..errors import ArgumentError, UnsupportedError
-from . import figures, step, text
+from . import figures, source, step, text
 from .output import Json, emit, mark, table
 
 _HEIGHTS = (16, 32, 64, 128, 256)
@@ -27,13 +27,26 @@ def demo(
         typer.Option("--text", help="Text to route, one token a byte; default: Python's own documentation."),
     ] = None,
     counts_file: Annotated[
-        Path | None, typer.Option("--counts", help="Replay recorded counts (JSON), scaled to --tokens.")
+        str | None,
+        typer.Option(
+            "--counts",
+            help="Replay these counts, scaled to --tokens: a file as for `counts`, or a count set; "
+            f"default {SETS[0]}, where the router does not decide.",
+        ),
     ] = None,
+    at_step: Annotated[
+        int | None, typer.Option("--step", help="Of a count set: the training step to replay.")
+    ] = None,
+    layer_number: Annotated[int | None, typer.Option("--layer", help="Of a count set: the layer to replay.")] = None,
+    router: Annotated[
+        bool, typer.Option("--router", help="Replay nothing: a fixed random router decides, as with --text.")
+    ] = False,
     tokens: Annotated[int | None, typer.Option(min=1, help="Default 4096; on a GPU 8192.")] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="Default 256; on a GPU 2048.")] = None,
     inner: Annotated[int | None, typer.Option(min=1, help="Default 512; on a GPU 1024.")] = None,
     experts: Annotated[
-        int | None, typer.Option(min=1, help="Default 32; on a GPU 64; with --counts the file's.")
+        int | None,
+        typer.Option(min=1, help="Default: as recorded, else 32, on a GPU 64. Another number calls for the router."),
     ] = None,
     top_k: Annotated[int | None, typer.Option(min=1, help="Experts a token; default 2; on a GPU 4.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, router and gradient.")] = 0,
@@ -45,31 +58,33 @@ def demo(
 ) -> None:
     """Run one expert layer on real text, check every number, time it and draw it.
 
-    Each byte of the text is a token; a fixed random router sends it to its experts, so the counts are as
-    uneven as language. One expert is kept empty and one gets a single row, where other libraries have failed.
+    Each byte of the text is a token. How many tokens each expert receives is replayed from what was recorded
+    while the language model of `examples/` trained: by default one layer at an early step, when one expert had
+    six times its share and others a row or none. `--step` and `--layer` pick other counts, `--counts` a file of
+    yours. With `--text` or `--router` a fixed random router sends each token to its experts instead: counts as
+    uneven as language, one expert kept empty and one with a single row, where other libraries have failed.
+
     Then `expert_ffn` and `expert_ffn_backward` run in bfloat16, on the GPU where there is one and in NumPy
     elsewhere, and a plain loop over the experts in float64 judges the results element by element. Exit code
     1 if one is wrong.
     """
     on_gpu = not cpu and _device.count() > 0
-    recorded = None if counts_file is None else load(counts_file)[0]
+    recorded = _recorded(counts_file, at_step, layer_number, router or text_file is not None, experts)
     asked = {"tokens": tokens, "hidden": hidden, "inner": inner, "experts": experts, "top_k": top_k}
     if recorded is not None:
-        if experts not in (None, len(recorded.counts)):
-            raise ArgumentError(f"`--experts` is {experts}: expected {len(recorded.counts)} as in {counts_file}")
         asked["experts"] = len(recorded.counts)
     defaults = _ON_GPU if on_gpu else _ON_CPU
     sizes = dataclasses.replace(defaults, **{name: value for name, value in asked.items() if value is not None})
-    source = text.standard_library() if text_file is None else text.read(text_file)
-    if len(source) < sizes.tokens:
+    letters = text.standard_library() if text_file is None else text.read(text_file)
+    if len(letters) < sizes.tokens:
         if tokens is not None:
-            raise ArgumentError(f"`--tokens` is {tokens}: expected at most {len(source)}, the bytes of the text")
-        sizes = dataclasses.replace(sizes, tokens=len(source))
+            raise ArgumentError(f"`--tokens` is {tokens}: expected at most {len(letters)}, the bytes of the text")
+        sizes = dataclasses.replace(sizes, tokens=len(letters))
     if sizes.top_k > sizes.experts:
         raise ArgumentError(f"`--top-k` is {sizes.top_k}: expected at most {sizes.experts}, the number of experts")
 
     xp = _gpu_arrays() if on_gpu else np
-    layer = step.make(xp, source[: sizes.tokens], sizes, None if recorded is None else recorded.counts, seed)
+    layer = step.make(xp, letters[: sizes.tokens], sizes, None if recorded is None else recorded.counts, seed)
     result = step.run(layer, sizes, on_gpu)
     machine = Machine(sms=_device.info(0).sm_count) if on_gpu else Machine()
     heights = [tile(result["counts"], k=sizes.hidden, n=2 * sizes.inner, tile_m=m, machine=machine) for m in _HEIGHTS]
@@ -78,7 +93,7 @@ def demo(
         "device": _device.info(0).name if on_gpu else "the CPU (NumPy)",
         "on_gpu": on_gpu,
         "text": text_file or "the standard library's documentation",
-        "replayed": counts_file,
+        "replayed": None if recorded is None else counts_file or SETS[0],
         "sizes": sizes,
         "seed": seed,
         "skew": describe(result["counts"]),
@@ -95,6 +110,26 @@ def demo(
     emit(document, json, lambda console: _draw(console, document))
     if not document["ok"]:
         raise typer.Exit(1)
+
+
+def _recorded(
+    counts: str | None, at_step: int | None, layer: int | None, router: bool, experts: int | None
+) -> Histogram | None:
+    """The histogram to replay; None where the router decides."""
+    picked = None not in (at_step, layer)
+    if (at_step is None) != (layer is None):
+        raise ArgumentError("`--step` and `--layer` go together: the demo replays one layer at one step")
+    fits_any = experts is None or picked or counts is not None
+    if router and counts is None and not picked:
+        return None
+    steps, layers = ([at_step], [layer]) if at_step is not None and layer is not None else (None, None)
+    name = counts or SETS[0]
+    found = source.histograms(name, steps, layers)[0]
+    if experts in (None, len(found.counts)):
+        return found
+    if fits_any:
+        raise ArgumentError(f"`--experts` is {experts}: expected {len(found.counts)} as in {name}")
+    return None
 
 
 def _gpu_arrays() -> Any:
