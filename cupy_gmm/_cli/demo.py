@@ -34,9 +34,7 @@ def demo(
             f"default {SETS[0]}, where the router does not decide.",
         ),
     ] = None,
-    at_step: Annotated[
-        int | None, typer.Option("--step", help="Of a count set: the training step to replay.")
-    ] = None,
+    at_step: Annotated[int | None, typer.Option("--step", help="Of a count set: the training step to replay.")] = None,
     layer_number: Annotated[int | None, typer.Option("--layer", help="Of a count set: the layer to replay.")] = None,
     router: Annotated[
         bool, typer.Option("--router", help="Replay nothing: a fixed random router decides, as with --text.")
@@ -69,6 +67,8 @@ def demo(
     1 if one is wrong.
     """
     on_gpu = not cpu and _device.count() > 0
+    if router and (counts_file, at_step, layer_number) != (None, None, None):
+        raise ArgumentError("`--router` replays no counts: leave it out, or leave out --counts, --step and --layer")
     recorded = _recorded(counts_file, at_step, layer_number, router or text_file is not None, experts)
     asked = {"tokens": tokens, "hidden": hidden, "inner": inner, "experts": experts, "top_k": top_k}
     if recorded is not None:
@@ -113,21 +113,21 @@ def demo(
 
 
 def _recorded(
-    counts: str | None, at_step: int | None, layer: int | None, router: bool, experts: int | None
+    name: str | None, at_step: int | None, layer: int | None, routes: bool, experts: int | None
 ) -> Histogram | None:
-    """The histogram to replay; None where the router decides."""
-    picked = None not in (at_step, layer)
+    """The histogram to replay; None where the router decides: if it shall, or if another number of experts is wanted
+    than the default set has. `routes`: the router shall where no counts are named."""
     if (at_step is None) != (layer is None):
         raise ArgumentError("`--step` and `--layer` go together: the demo replays one layer at one step")
-    fits_any = experts is None or picked or counts is not None
-    if router and counts is None and not picked:
+    named = name is not None or at_step is not None
+    if routes and not named:
         return None
-    steps, layers = ([at_step], [layer]) if at_step is not None and layer is not None else (None, None)
-    name = counts or SETS[0]
-    found = source.histograms(name, steps, layers)[0]
+    name = name or SETS[0]
+    picked = ([at_step], [layer]) if at_step is not None and layer is not None else (None, None)
+    found = source.histograms(name, *picked)[0]
     if experts in (None, len(found.counts)):
         return found
-    if fits_any:
+    if named:
         raise ArgumentError(f"`--experts` is {experts}: expected {len(found.counts)} as in {name}")
     return None
 
@@ -146,13 +146,18 @@ def _gpu_arrays() -> Any:
 def _draw(console: Console, document: dict[str, Any]) -> None:
     sizes, skew, timings = document["sizes"], document["skew"], document["timings"]
     replayed = document["replayed"]
-    origin = f"with counts replayed from {replayed}" if replayed else f"of {document['text']}"
+    origin = "chosen by a fixed random router"
+    if replayed:
+        origin = f"replayed from {document['name']}" + ("" if replayed in SETS else f" of {replayed}")
     console.print(
-        f"[bold]One expert layer on {document['device']}[/], bfloat16: {sizes.tokens:,} tokens "
-        f"{escape(origin)},\nhidden {sizes.hidden}, inner {sizes.inner}, {sizes.experts} experts, "
-        f"top {sizes.top_k}: {skew.rows:,} rows, {skew.smallest:,} to {skew.largest:,} an expert, "
+        f"[bold]One expert layer on {document['device']}[/], bfloat16: {sizes.tokens:,} tokens of "
+        f"{escape(str(document['text']))},\nhidden {sizes.hidden}, inner {sizes.inner}, {sizes.experts} experts, "
+        f"top {sizes.top_k}; experts {escape(origin)}:\n"
+        f"{skew.rows:,} rows, {skew.smallest:,} to {skew.largest:,} an expert, "
         f"mean {skew.mean:,.0f}, {skew.empty} empty, Gini {skew.gini:.2f}."
     )
+    if replayed in SETS:
+        console.print(source.told(replayed))
     caption = "1 or less is right; rounding to bfloat16 takes most of it, so values just below 1 are normal."
     columns = ("quantity", "shape", "type", "worst error / bound", "")
     checks = table("Against a loop over the experts in float64", *columns, caption=caption)

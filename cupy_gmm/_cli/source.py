@@ -7,9 +7,7 @@ from ..counts import SETS, Histogram, load, load_set
 from ..errors import ArgumentError
 
 
-def histograms(
-    source: str, steps: Sequence[int] | None = None, layers: Sequence[int] | None = None
-) -> list[Histogram]:
+def histograms(source: str, steps: Sequence[int] | None = None, layers: Sequence[int] | None = None) -> list[Histogram]:
     """Those of these steps and layers; with neither, all of a file and the telling ones of a set that ships."""
     if not steps and not layers:
         return load(source)
@@ -25,6 +23,6 @@ def told(name: str) -> str:
     """A sentence about a set that ships."""
     found = load_set(name)
     return (
-        f"{name}: recorded while examples.moe_jax trained on an H200; s is the step, l the layer. "
+        f"{name}: recorded while examples.moe_jax trained on an H200; s is the step, l the layer.\n"
         f"It holds {len(found.steps)} steps and {found.layers} layers: --step and --layer pick."
     )

@@ -6,6 +6,7 @@
 import dataclasses
 import operator
 import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ def _read(path: Path) -> tuple[tuple[int, ...], np.ndarray]:
             steps = file["steps"] if "steps" in file else np.arange(1, len(counts) + 1)
     except OSError as error:
         raise ArgumentError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (AttributeError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+    except (AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise ArgumentError(f"{path}: {wanted}; {error}") from error
     shapes = f"`counts` is {counts.dtype} {counts.shape}, `steps` {steps.dtype} {steps.shape}"
     if (
