@@ -33,6 +33,7 @@ struct HopperEpilogue {
     const TensorMap* map;  // of y, ragged
     const Params& p;
     char* staged;  // two buffers of kStagedBytes
+    char* held;    // kHalves more, for boxes
     int warpgroup;
     const RowTile& tile;
 
@@ -48,19 +49,24 @@ struct HopperEpilogue {
     __device__ __forceinline__ int first_column(int half) const { return tile.col + (warpgroup * kHalves + half) * 64; }
     __device__ __forceinline__ void meet() const { named_barrier_sync(1 + warpgroup, 128); }
 
-    // One thread stores; the others go on with the other buffer meanwhile.
+    static constexpr int kBuffers = 2 + kHalves;
+    __device__ __forceinline__ u32 buffer(int nth) const {
+        const int at = nth % kBuffers;
+        return shared_address(at < kHalves ? held : staged) + (at < kHalves ? at : at - kHalves) * kStagedBytes;
+    }
+
+    // One thread stores; the others go on with the other buffers meanwhile.
     __device__ __forceinline__ void run_matrices(const float* acc) const {
         const int thread = forgotten(static_cast<int>(threadIdx.x)) % 128;
         const int lane = thread % 32;
         const int matrix = lane / 8;
-        if (thread == 0) tma_store_wait_read<0>();
-        meet();  // the buffers may be filled
+        meet();  // the buffers may be filled: this thread has waited for the stores before, see HopperMainloop
 #pragma unroll
         for (int c = 0; c < (kTokens + kStagedLines - 1) / kStagedLines; ++c) {
             if (c * kStagedLines >= tile.rows) break;
 #pragma unroll
             for (int half = 0; half < kHalves; ++half) {
-                const u32 buffer = shared_address(staged) + (c * kHalves + half) % 2 * kStagedBytes;
+                const int nth = c * kHalves + half;
                 // Matrices: columns 0-7 and 8-15 of this warp's 16, of tokens 0-7, then of tokens 8-15.
                 const int column_chunk = thread / 32 * 2 + matrix % 2;
 #pragma unroll
@@ -68,20 +74,21 @@ struct HopperEpilogue {
                     if (c * kStagedLines + group * 16 < kTokens) {
                         const float* d = acc + (half * kTokens + c * kStagedLines + group * 16) / 2;
                         const int token = group * 16 + matrix / 2 * 8 + lane % 8;
-                        stmatrix_x4_trans(buffer + swizzled(token, column_chunk), Convert<Out>::pack(d[0], d[1]),
+                        stmatrix_x4_trans(buffer(nth) + swizzled(token, column_chunk), Convert<Out>::pack(d[0], d[1]),
                                           Convert<Out>::pack(d[2], d[3]), Convert<Out>::pack(d[4], d[5]),
                                           Convert<Out>::pack(d[6], d[7]));
                     }
                 }
                 fence_proxy_async();
-                if (thread == 0) tma_store_wait_read<0>();  // the other buffer may be filled after the meeting
+                // After the meeting the next buffer may be filled.
+                if (thread == 0 && nth + 1 >= kBuffers) tma_store_wait_read<kBuffers - 2>();
                 meet();
                 if (thread == 0 && first_column(half) < p.n) {
                     const int before_end = c * kStagedLines - tile.rows;
-                    tma_store_4d(map, buffer, first_column(half), kRagged + before_end, tile.first_row + tile.rows,
+                    tma_store_4d(map, buffer(nth), first_column(half), kRagged + before_end, tile.first_row + tile.rows,
                                  kRagged);
-                    tma_store_commit();
                 }
+                if (thread == 0) tma_store_commit();  // also without a store: groups are counted
             }
         }
     }

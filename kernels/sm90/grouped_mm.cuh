@@ -29,15 +29,14 @@ struct HopperParams {
 };
 static_assert(sizeof(HopperParams) == 19 * 128 + 192, "mirrored by cupy_gmm/_tensormap.py");
 
-__device__ __forceinline__ int rounded_tokens(int rows) { return (rows + 15) / 16 * 16; }
-
 template <HopperRowsConfig kCfg>
 __device__ __forceinline__ int columns_of(const RowTile& tile) {
     return tile.cols > kCfg.narrow_columns() ? kCfg.columns : kCfg.narrow_columns();
 }
 
+// A tile without a product has one stage, which nothing is loaded into.
 __device__ __forceinline__ int forward_steps(const Params& p, const RowTile& tile) {
-    return tile.has_product(p.groups) ? (p.k + kTileK - 1) / kTileK : 0;
+    return tile.has_product(p.groups) ? (p.k + kTileK - 1) / kTileK : 1;
 }
 
 template <HopperRowsConfig kCfg>
@@ -49,6 +48,7 @@ template <Layout kWLayout, HopperRowsConfig kCfg>
 __device__ void load_weights(const HopperParams& h, const Barriers<kCfg, RowTile>& barriers) {
     const auto steps = [&](const RowTile& tile) { return forward_steps(h.p, tile); };
     produce<true>(barriers, steps, stage_blocks<kCfg>, [&](const RowTile& tile, int step, u32 barrier, u32 target) {
+        if (!tile.has_product(h.p.groups)) return mbarrier_arrive(barrier);
         const int columns = columns_of<kCfg>(tile);
         const TensorMap* map = &h.w[columns == kCfg.columns];
         mbarrier_arrive_expect(barrier, columns * kLineBytes);
@@ -69,6 +69,7 @@ template <HopperRowsConfig kCfg>
 __device__ void load_tokens(const HopperParams& h, const Barriers<kCfg, RowTile>& barriers) {
     const auto steps = [&](const RowTile& tile) { return forward_steps(h.p, tile); };
     produce<false>(barriers, steps, stage_blocks<kCfg>, [&](const RowTile& tile, int step, u32 barrier, u32 target) {
+        if (!tile.has_product(h.p.groups)) return mbarrier_arrive(barrier);
         const int sixteens = (tile.rows + 15) / 16;
         mbarrier_arrive_expect(barrier, sixteens * 16 * kLineBytes);
         tma_load_2d(target + columns_of<kCfg>(tile) * kLineBytes, &h.x[sixteens - 1], barrier, step * kTileK,
@@ -81,11 +82,19 @@ template <class T, Layout kWLayout, Store kStore, int kHalves, int kTokens, Hopp
 __device__ __forceinline__ void consume_tile(const HopperParams& h, const Barriers<kCfg, RowTile>& barriers,
                                              int warpgroup, const RowTile& tile, float* acc,
                                              StageRing<kCfg.blocks()>& ring) {
-    const HopperMainloop<T, kWLayout == Layout::kMnMajor, kTokens, kHalves, kCfg, RowTile> mainloop{
-        barriers, warpgroup, forward_steps(h.p, tile), stage_blocks<kCfg>(tile)};
-    mainloop.run(acc, rounded_tokens(tile.rows), ring);
-    const HopperEpilogue<T, kStore, kHalves, kTokens> epilogue{&h.y, h.p, barriers.storage.staged[warpgroup][0],
-                                                               warpgroup, tile};
+    constexpr bool kHeld = kStore == Store::kBoxes;
+    const u32 blocks = stage_blocks<kCfg>(tile);
+    const HopperMainloop<T, kWLayout == Layout::kMnMajor, kHeld, kTokens, kHalves, kCfg, RowTile> mainloop{
+        barriers, warpgroup, forward_steps(h.p, tile), blocks};
+    if (tile.has_product(h.p.groups)) {
+        mainloop.run(acc, tile.rows, ring);
+    } else {
+        mainloop.pass(ring);
+    }
+    // Of the held stage, the weights that only this warpgroup has read.
+    char* const held = barriers.storage.ring[ring.at - blocks + warpgroup * kHalves];
+    const HopperEpilogue<T, kStore, kHalves, kTokens> epilogue{&h.y, h.p,       barriers.storage.staged[warpgroup][0],
+                                                               held, warpgroup, tile};
     epilogue.run(acc);
 }
 

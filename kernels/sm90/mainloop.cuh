@@ -4,6 +4,7 @@
 
 #include "../operand.cuh"
 #include "../pipeline.cuh"
+#include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "config.cuh"
 #include "roles.cuh"
@@ -12,7 +13,8 @@ namespace cupy_gmm {
 
 // kMTransposed: the weights are MN-major in shared memory, in blocks of 64 k lines by 64 mn; tokens are K-major.
 // kHalves: blocks of 64 rows that the warpgroup multiplies; the accumulators of each begin at a multiple of kMostN / 2.
-template <class T, bool kMTransposed, int kMostN, int kHalves, auto kCfg, class Tile>
+// kHeld: the last stage of a tile is released only with the first one of the next: until then it serves as staging.
+template <class T, bool kMTransposed, bool kHeld, int kMostN, int kHalves, auto kCfg, class Tile>
 struct HopperMainloop {
     static constexpr int kMBytes = kCfg.consumers() * kHalves * kBlockBytes;
     // From one 16 k to the next, in descriptor units of 16 bytes: 16 lines, or 32 bytes along a line.
@@ -41,7 +43,6 @@ struct HopperMainloop {
 
     template <int kN>
     __device__ __forceinline__ void loop(float* acc, StageRing<kCfg.blocks()>& ring) const {
-        u32 last = 0;
         for (int step = 0; step < steps; ++step) {
             wait_for(barriers.loaded(ring.slot()), ring.phase());
             ring.fit(blocks);
@@ -59,12 +60,28 @@ struct HopperMainloop {
             }
             wgmma_commit();
             wgmma_wait<1>();
-            if (step > 0 && lane_id() == 0) mbarrier_arrive(last);  // the stage before has been read
-            last = barriers.consumed(ring.slot());
+            if (kHeld || step > 0) release_one_before(ring, step == 0);
             ring.advance(blocks);
         }
         wgmma_wait<0>();
-        if (steps > 0 && lane_id() == 0) mbarrier_arrive(last);
+        if (!kHeld) release_one_before(ring, false);
+    }
+
+    // A tile without a product has one stage, which holds nothing.
+    __device__ __forceinline__ void pass(StageRing<kCfg.blocks()>& ring) const {
+        wait_for(barriers.loaded(ring.slot()), ring.phase());
+        ring.fit(blocks);
+        if (kHeld) release_one_before(ring, true);
+        ring.advance(blocks);
+        if (!kHeld) release_one_before(ring, false);
+    }
+
+   private:
+    // The stage before has been read: by products, or, where it was the last one of a tile, by stores.
+    __device__ __forceinline__ void release_one_before(const StageRing<kCfg.blocks()>& ring, bool stored) const {
+        if (ring.nth == 0 || lane_id() != 0) return;
+        if (stored && threadIdx.x % 128 == 0) tma_store_wait_read<0>();
+        mbarrier_arrive(barriers.consumed(static_cast<int>((ring.nth - 1) % kStageSlots)));
     }
 };
 

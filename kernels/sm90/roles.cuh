@@ -68,8 +68,8 @@ __device__ void announce_queue(const Barriers<kCfg, Tile>& barriers, const Queue
     }
 }
 
-// A loading thread: body(tile, step, barrier, address) for each of steps_of(tile) stages of every tile, of
-// blocks_of(tile) blocks each. One of the two claims.
+// A loading thread: body(tile, step, barrier, address) for each of steps_of(tile) stages of every tile, one at
+// least, of blocks_of(tile) blocks each. One of the two claims.
 template <bool kClaims, auto kCfg, class Tile, class Steps, class Blocks, class Body>
 __device__ __forceinline__ void produce(const Barriers<kCfg, Tile>& barriers, const Steps& steps_of,
                                         const Blocks& blocks_of, const Body& body) {
@@ -83,8 +83,7 @@ __device__ __forceinline__ void produce(const Barriers<kCfg, Tile>& barriers, co
         if (tile.ended()) return;
         const int steps = steps_of(tile);
         const int claim_at = steps > kClaimAhead ? steps - kClaimAhead : 0;
-        if (kClaims && steps == 0) mbarrier_arrive(barriers.claim());
-        if (steps > 0) ring.plan(blocks_of(tile));
+        ring.plan(blocks_of(tile));
         for (int step = 0; step < steps; ++step) {
             if (kClaims && step == claim_at) mbarrier_arrive(barriers.claim());
             ring.acquire([&](int slot) { return barriers.consumed(slot); });
