@@ -9,6 +9,7 @@ VECTOR_BYTES = 16
 GROUPED_MM = "grouped_mm"
 WGRAD = "grouped_mm_wgrad"
 HOPPER = "sm_90"
+RESERVED_SHARED_BYTES = 1024  # what CUDA keeps of an SM's shared memory for each CTA
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ The row counts of single groups are on the device; the host knows their mean, ro
 
 from typing import NamedTuple
 
-from ._config import CONFIGS, HOPPER, Config, configs_of
+from ._config import CONFIGS, HOPPER, RESERVED_SHARED_BYTES, Config, configs_of
 from .errors import ArgumentError
 
 
@@ -89,11 +89,14 @@ def choose_forward(
         return CONFIGS["16x128"]
     if height <= 64:
         return CONFIGS["64x128"]
-    wide = CONFIGS["128x256"]
-    # Wide tiles read each row of x half as often; narrow outputs would leave most of one empty.
-    if n > 128 and wide.why_illegal(arch, smem_limit, False) is None:
+    narrow, wide = CONFIGS["128x128"], CONFIGS["128x256"]
+    # Wide tiles read each row of x half as often, and narrow outputs would leave most of one empty; but two CTAs on an
+    # SM are better still.
+    # perf: bench/notes/0001-portable-forward.md
+    both_fit = 2 * narrow.shared_bytes + RESERVED_SHARED_BYTES <= smem_limit
+    if n > 128 and not both_fit and wide.why_illegal(arch, smem_limit, False) is None:
         return wide
-    return CONFIGS["128x128"]
+    return narrow
 
 
 def choose_wgrad(k: int, n: int, any_stride: bool, copy_engine: bool, arch: str) -> Config:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _compile, _device, _heuristics, _launch, _tensormap
-from ._config import GROUPED_MM, Config, HopperRowsConfig, WgmmaConfig, configs_of
+from ._config import GROUPED_MM, RESERVED_SHARED_BYTES, Config, HopperRowsConfig, WgmmaConfig, configs_of
 from ._params import (
     ACCUMULATE,
     BOX_STORE,
@@ -23,7 +23,6 @@ from ._variants import STRIDED, Variant, layouts
 from .errors import ArgumentError, UnsupportedError
 
 MAX_TICKETS = 0x7FFFFFFF
-RESERVED_SHARED_BYTES = 1024  # what CUDA keeps of an SM's shared memory for each CTA
 REGISTERS_PER_SM = 65536
 THREADS_PER_SM = 1536  # the smallest limit among the portable architectures
 
@@ -140,9 +139,12 @@ def most_scratch(problem: Problem, config: str | None) -> int:
 
 
 def _pieces(problem: Problem, tiles: int) -> tuple[int, int]:
-    """Rows of a piece of a split group, and how many pieces there can be."""
+    """Rows of a piece of a split group, and how many pieces there can be.
+
+    A group is split from one and a half pieces on, and so makes at most four thirds of what its rows would fill.
+    """
     chunk = _heuristics.split_chunk(problem.rows, tiles) if problem.op != GROUPED_MM else 0
-    return chunk, 2 * (problem.rows // chunk) + 1 if 0 < chunk < problem.rows else 0
+    return chunk, 4 * problem.rows // (3 * chunk) if 0 < chunk < problem.rows else 0
 
 
 def _scratch(config: Config, tiles: int, slots: int) -> tuple[int, int]:

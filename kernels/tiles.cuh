@@ -107,6 +107,18 @@ __device__ __forceinline__ TilePlace place_of(const Params& p, const GroupTile& 
     return {row, col, p.k - row < tile_m ? p.k - row : tile_m, p.n - col < tile_n ? p.n - col : tile_n};
 }
 
+// A long group is cut into pieces of p.chunk rows, of which the last one takes up to half a chunk more.
+__device__ __forceinline__ i32 pieces_of(const Params& p, i32 rows) {
+    const i64 pieces = (rows + static_cast<i64>(p.chunk / 2)) / p.chunk;
+    return pieces > 1 ? static_cast<i32>(pieces) : 1;
+}
+// From the rows of a group to those of its nth piece.
+__device__ __forceinline__ void cut_piece(const Params& p, i32 nth, i32 pieces, i32& first_row, i32& end_row) {
+    const i64 begin = first_row + static_cast<i64>(nth) * p.chunk;
+    first_row = begin < end_row ? static_cast<i32>(begin) : end_row;
+    if (nth + 1 < pieces && begin + p.chunk < end_row) end_row = static_cast<i32>(begin + p.chunk);
+}
+
 // What the walking warp knows of 32 neighbouring places; kept in shared memory to leave the registers to the product.
 struct GroupWindow {
     i32 first_place;
@@ -188,23 +200,17 @@ struct GroupTiles {
         if (pieces > 1 && first_slot + pieces > p.max_slots) return {-1, 0, 0, 0, 0, 0, 0};
         const i32 nth = inside - (window.tickets_end[owner] - pieces * tiles_per_group);
         const i32 piece = nth / tiles_per_group;
-        const i64 first_row = window.first_row[owner] + static_cast<i64>(piece) * p.chunk;
-        const i64 piece_end = pieces > 1 ? first_row + p.chunk : window.end_row[owner];
-        return {window.group[owner],
-                static_cast<i32>(first_row),
-                piece_end < window.end_row[owner] ? static_cast<i32>(piece_end) : window.end_row[owner],
-                piece,
-                pieces,
-                first_slot,
-                nth % tiles_per_group};
+        i32 first_row = window.first_row[owner];
+        i32 end_row = window.end_row[owner];
+        cut_piece(p, piece, pieces, first_row, end_row);
+        return {window.group[owner], first_row, end_row, piece, pieces, first_slot, nth % tiles_per_group};
     }
 
    private:
     __device__ void scan() const {
         const int lane = lane_id();
         const Places::Rows rows = Places{p}.at(window.first_place + lane);
-        i32 pieces = static_cast<i32>((rows.end_row - rows.first_row + static_cast<i64>(p.chunk) - 1) / p.chunk);
-        pieces = rows.group < 0 ? 0 : pieces > 1 ? pieces : 1;
+        const i32 pieces = rows.group < 0 ? 0 : pieces_of(p, rows.end_row - rows.first_row);
         i32 tickets = pieces * tiles_per_group;
         i32 slots = pieces > 1 ? pieces : 0;
         for (int distance = 1; distance < 32; distance *= 2) {

@@ -224,7 +224,7 @@ def launch(
     table = table_of(case, problem, shape)
     tiles = _plan._tiles(problem, config)
     chunk = case.chunk or (0 if forward else case.rows)
-    slots = 2 * (case.rows // chunk) + 1 if 0 < chunk < case.rows else 0
+    slots = 4 * case.rows // (3 * chunk) if 0 < chunk < case.rows else 0
     if scribble:
         table = scribbled(table, seed)
     scratch = slots * tiles * config.tile_m * config.tile_n

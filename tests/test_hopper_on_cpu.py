@@ -178,8 +178,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "stage released early": (
         "sm90/mainloop.cuh",
-        "mbarrier_arrive(last);  // the stage before",
-        "mbarrier_arrive(barriers.consumed(ring.slot()));  //",
+        "(ring.nth - 1) % kStageSlots)));",
+        "ring.nth % kStageSlots)));",
     ),
     "products not waited for": ("sm90/mainloop.cuh", "wgmma_wait<0>();", "wgmma_wait<1>();"),
     "k step of an MN-major operand": (
@@ -187,8 +187,13 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "kMTransposed ? 16 * kLineBytes / 16 : 32 / 16",
         "32 / 16",
     ),
-    "claim missing": ("sm90/roles.cuh", "if (kClaims && steps == 0) mbarrier", "if (false) mbarrier"),
-    "tokens rounded down": ("sm90/grouped_mm.cuh", "(rows + 15) / 16 * 16", "rows / 16 * 16"),
+    "claim missing": ("sm90/roles.cuh", "if (kClaims && step == claim_at) mbarrier", "if (false) mbarrier"),
+    "tokens rounded down": (
+        "sm90/grouped_mm.cuh",
+        "sixteens = (tile.rows + 15) / 16",
+        "sixteens = (tile.rows + 7) / 16",
+    ),
+    "no stage for zeros": ("sm90/grouped_mm.cuh", "(p.k + kTileK - 1) / kTileK : 1", "(p.k + kTileK - 1) / kTileK : 0"),
     "store past the row block": (
         "sm90/epilogue.cuh",
         "c * kStagedLines - tile.rows;",
@@ -196,8 +201,23 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "staging filled before it is stored": (
         "sm90/epilogue.cuh",
-        "if (thread == 0) tma_store_wait_read<0>();  // the",
-        "//",
+        "if (thread == 0 && nth + 1 >= kBuffers) tma_store_wait_read<kBuffers - 2>();",
+        "",
+    ),
+    "stores without a box not counted": (
+        "sm90/epilogue.cuh",
+        "if (thread == 0) tma_store_commit();",
+        "if (thread == 0 && first_column(half) < p.n) tma_store_commit();",
+    ),
+    "held stage filled before it is stored": (
+        "sm90/mainloop.cuh",
+        "if (stored && threadIdx.x % 128 == 0) tma_store_wait_read<0>();",
+        "",
+    ),
+    "held stage shared by warpgroups": (
+        "sm90/grouped_mm.cuh",
+        "ring.at - blocks + warpgroup * kHalves",
+        "ring.at - blocks",
     ),
     "no turns": (
         "sm90/grouped_mm_wgrad_pingpong.cuh",

@@ -109,11 +109,7 @@ struct BundleWalk {
             set_columns(bundle, at.col);
             bundle.piece = nth / cut.tiles();
             bundle.slot = first_slot * cut.tiles() + tile;
-            if (pieces > 1) {
-                const i64 first_row = bundle.first_row + static_cast<i64>(bundle.piece) * p.chunk;
-                bundle.first_row = first_row < bundle.end_row ? static_cast<i32>(first_row) : bundle.end_row;
-                if (first_row + p.chunk < bundle.end_row) bundle.end_row = static_cast<i32>(first_row + p.chunk);
-            }
+            cut_piece(p, bundle.piece, pieces, bundle.first_row, bundle.end_row);
         }
         return bundle;
     }

@@ -37,9 +37,9 @@ struct GroupCut {
     __device__ i32 row_bundles() const { return (row_tiles() + kCfg.bundle - 1) / kCfg.bundle; }
     __device__ i32 tiles() const { return row_tiles() * columns().tiles; }
     __device__ i32 pieces(i32 rows) const {
-        const i64 pieces = (rows + static_cast<i64>(p.chunk) - 1) / p.chunk;
-        const i64 most = p.max_slots > 1 ? p.max_slots : 1;
-        return static_cast<i32>(pieces < 1 ? 1 : pieces > most ? most : pieces);
+        const i32 most = p.max_slots > 1 ? p.max_slots : 1;
+        const i32 pieces = pieces_of(p, rows);
+        return pieces > most ? most : pieces;
     }
     __device__ bool bundled(i32 rows, i32 pieces) const { return pieces == 1 && rows <= kCfg.n_stages * kTileK; }
     __device__ i32 tickets(i32 rows, i32 pieces) const {
