@@ -102,7 +102,7 @@ def machine(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """Handlers registered for the CPU, with calls lowered as for CUDA."""
     import jax
 
-    from cupy_gmm.jax import _abi, _handler, _lowering, _wire
+    from cupy_gmm.jax import _abi, _handler, _lowering
 
     made = Machine()
     runtime = types.SimpleNamespace(getDevice=lambda: DEVICE)
@@ -121,14 +121,14 @@ def machine(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
     patch.setattr(
         jax.lax, "platform_dependent", lambda *operands, cuda, default: choose(*operands, cpu=cuda, default=default)
     )
-    targets = {target: f"{target}.{len(KEPT)}" for target in _wire.TARGETS}  # XLA keeps the first of a name
     kept = _handler.handlers()
+    targets = {target: f"{target}.{len(KEPT)}" for target in kept}  # XLA keeps the first of a name
     for target, stages in kept.items():
         capsules = {stage: jax.ffi.pycapsule(function) for stage, function in stages.items()}
         jax.ffi.register_ffi_target(targets[target], capsules, platform="cpu")
     KEPT.append(kept)
-    foreign = _lowering._foreign
-    patch.setattr(_lowering, "_foreign", lambda target, *rest: foreign(targets[target], *rest))
+    foreign = _lowering.foreign
+    patch.setattr(_lowering, "foreign", lambda target, *rest: foreign(targets[target], *rest))
     jax.clear_caches()
     yield made
     jax.clear_caches()
