@@ -8,31 +8,21 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from cupy_gmm import _device, _launch, _params, _plan, _table, reference
 from cupy_gmm._config import GROUPED_MM
+from tests import xla_rows
+from tests.backends import DTYPES
+from tests.memory import at
 
-DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 STREAM = 0x57
 DEVICE = 3
 
 
-def at(address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None) -> np.ndarray:
-    """Memory as an array; strides in elements."""
-    kind = np.dtype(dtype)
-    extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if strides else int(np.prod(shape))
-    raw = (ctypes.c_char * (extent * kind.itemsize)).from_address(address)
-    flat = np.frombuffer(raw, kind)
-    if strides is None:
-        return flat.reshape(shape)
-    return np.lib.stride_tricks.as_strided(flat, shape, [step * kind.itemsize for step in strides])
-
-
 class Machine:
-    """What was launched, in order: ("sum" | "fill" | "zero" | operation, details)."""
+    """What was launched, in order: ("sum" | "fill" | "zero" | operation | kernel of rows, details)."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, Any]] = []
@@ -44,7 +34,11 @@ class Machine:
     # ---- in place of _launch
 
     def enqueue(self, kernel: Any, stream: int, params: bytes) -> None:
-        assert (kernel.handle, stream) == ("offsets_of_sizes", STREAM)
+        assert stream == STREAM
+        if kernel.handle != "offsets_of_sizes":
+            xla_rows.perform(kernel.handle, params)
+            self.log.append((kernel.handle, kernel))
+            return
         sizes, offs, stride, groups, wide = _params.SIZES_PARAMS.unpack(params)
         assert stride == (1 if groups > 1 else 0)
         total = np.cumsum(at(sizes, (groups,), np.int64 if wide else np.int32), dtype=np.int64)
