@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import cupy_gmm
-from tests import fakes, oracle, routes, xla
+from tests import fakes, routes, xla
 from tests.backends import DTYPES
+from tests.jax_layers import EXPERTS, SLOTS, TOKENS, gradients, layer, plain, same, same_routing
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
@@ -18,7 +19,6 @@ from cupy_gmm import _launch  # noqa: E402
 from cupy_gmm.jax import _handler, _row_handler, _row_wire, _wire  # noqa: E402
 from cupy_gmm.jax._row_wire import RowsCall  # noqa: E402
 
-TOKENS, SLOTS, EXPERTS, H, INNER = 29, 3, 5, 24, 16
 fake = fakes.machine
 
 
@@ -32,16 +32,6 @@ def on_the_cpu():
 def machine():
     with pytest.MonkeyPatch.context() as patch:
         yield from xla.machine(patch)
-
-
-def same(got, want):
-    oracle.assert_same_bits(np.asarray(got), np.asarray(want))
-
-
-def same_routing(got, want):
-    assert got.tokens == want.tokens
-    for name in ("order", "inverse", "offs", "counts"):
-        same(getattr(got, name), getattr(want, name))
 
 
 @pytest.mark.parametrize("tokens, slots, experts", [(1, 1, 1), (29, 3, 5), (512, 8, 64), (513, 8, 64), (2500, 7, 300)])
@@ -88,34 +78,14 @@ def test_activation_and_its_gradient(machine, rng, dtype, inner, kind):
     assert machine.names() == [f"silu_mul_{dtype}_{kind}", f"silu_mul_backward_{dtype}_{kind}"]
 
 
-def layer(rng, tokens=TOKENS, slots=SLOTS, dtype="bfloat16", weight_dtype="float32"):
-    shapes = (tokens, H), (EXPERTS, H, 2 * INNER), (EXPERTS, INNER, H)
-    ids = routes.ids_of(rng, tokens, slots, EXPERTS)
-    ids[ids == 2] = 3  # an expert without tokens
-    weights = rng.random((tokens, slots), np.float32).astype(DTYPES[weight_dtype])
-    return *(routes.normal(rng, shape, dtype) for shape in shapes), ids, weights
-
-
-def plain(x, up, down, ids, weights, dy):
-    """y and all gradients on the NumPy path."""
-    y, saved = cupy_gmm.expert_ffn(x, up, down, ids, weights, save=True)
-    *grads, d_weights = cupy_gmm.expert_ffn_backward(dy, saved)
-    return y, *grads, d_weights.astype(weights.dtype)
-
-
-def vjp(function, x, up, down, ids, weights, dy):
-    y, pull = jax.vjp(lambda x, up, down, weights: function(x, up, down, ids, weights), x, up, down, weights)
-    return y, *pull(dy)
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("weight_dtype", ["float32", "bfloat16"])
 def test_layer(machine, rng, dtype, weight_dtype):
     """The bits of the NumPy path, the launches of the CuPy path, one schedule for six products, one program."""
-    function = jax.jit(lambda *inputs: vjp(face.expert_ffn, *inputs))
+    function = jax.jit(lambda *inputs: gradients(face.expert_ffn, *inputs))
     for _ in range(2):
         machine.log.clear()
-        inputs = (*layer(rng, dtype=dtype, weight_dtype=weight_dtype), routes.normal(rng, (TOKENS, H), dtype))
+        inputs = layer(rng, dtype, weight_dtype)
         for got, want in zip(function(*inputs), plain(*inputs), strict=True):
             same(got, want)
         names = machine.names()
@@ -133,7 +103,7 @@ def test_layer(machine, rng, dtype, weight_dtype):
 
 def test_layer_in_scan_with_checkpoint_and_donation(machine, rng):
     """Two layers: a captured constant stays what it is, the donated state is dead."""
-    x, up, down, ids, weights = layer(rng)
+    x, up, down, ids, weights, _ = layer(rng)
     constant = jnp.float32(0.125)
 
     def step(carry, choice):
@@ -162,8 +132,8 @@ def test_layer_in_scan_with_checkpoint_and_donation(machine, rng):
 
 
 def test_eager_arrays(machine, rng):
-    x, up, down, ids, weights = layer(rng)
-    same(face.expert_ffn(x, up, down, ids, weights), cupy_gmm.expert_ffn(x, up, down, ids, weights))
+    *inputs, _ = layer(rng)
+    same(face.expert_ffn(*inputs), cupy_gmm.expert_ffn(*inputs))
 
 
 def test_an_error_of_the_compiler_comes_when_the_program_is_loaded(machine, rng, monkeypatch):
