@@ -16,7 +16,7 @@ jnp = jax.numpy
 
 import cupy_gmm.jax as face  # noqa: E402
 from cupy_gmm import _launch  # noqa: E402
-from cupy_gmm.jax import _handler, _row_handler, _row_wire, _wire  # noqa: E402
+from cupy_gmm.jax import _handler, _row_handler, _row_wire, _rows, _wire  # noqa: E402
 from cupy_gmm.jax._row_wire import RowsCall  # noqa: E402
 
 fake = fakes.machine
@@ -132,8 +132,13 @@ def test_layer_in_scan_with_checkpoint_and_donation(machine, rng):
 
 
 def test_eager_arrays(machine, rng):
-    *inputs, _ = layer(rng)
-    same(face.expert_ffn(*inputs), cupy_gmm.expert_ffn(*inputs))
+    """Each call of a layer is found again: nothing is traced or made anew for other values."""
+    found = set()
+    for _ in range(3):
+        *inputs, _ = layer(rng)
+        same(face.expert_ffn(*inputs), cupy_gmm.expert_ffn(*inputs))
+        found.add((len(_handler._ready), _rows._first_order._cache_size(), _rows._route._cache_size()))
+    assert found == {(7, 3, 1)}  # two of the products and their schedule besides
 
 
 def test_an_error_of_the_compiler_comes_when_the_program_is_loaded(machine, rng, monkeypatch):

@@ -193,6 +193,8 @@ def expert_ffn(x: Any, w_gate_up: Any, w_down: Any, expert_idx: Any, expert_weig
     Cost:
         On CUDA four launches, six for more than 4096 assignments, beside one schedule and two products; backward three
         launches beside four products of the same schedule. Nothing is allocated, compiled or waited for in the call.
+        Backward needs the routing and the rows before and after each product; `jax.checkpoint` computes them again
+        instead of keeping them.
 
     Source:
         `route`, `permute`, `grouped_mm`, `silu_mul`, `combine` of this module.
