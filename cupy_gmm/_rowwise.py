@@ -1,18 +1,20 @@
 """Launches of `routing.cu` and `activation.cu`: parameter bytes, launch shapes, 16-byte or element accesses.
 
-Called by `routing` and `moe` with checked views of one device. Launch shapes follow from array shapes and
-alignment alone, so that the bits of a result and the size of scratch do not depend on the device.
+Called by `routing` and `moe` with checked views of one device, which run them at once, and by the face for JAX, which
+keeps them. Launch shapes follow from array shapes and alignment alone, so that the bits of a result and the size of
+scratch do not depend on the device.
 """
 
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from . import _launch
 from ._arrays import Site, View
 
 __all__ = [
-    "ITEM_BYTES", "MAX_EXPERTS", "MAX_ROWS", "combine", "combine_backward", "permute", "route",
-    "silu_mul", "silu_mul_backward",
+    "ITEM_BYTES", "MAX_EXPERTS", "MAX_ROWS", "Launch", "combine", "combine_backward", "permute", "route",
+    "route_scratch", "run", "run_route", "silu_mul", "silu_mul_backward",
 ]  # fmt: skip
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -51,83 +53,109 @@ def _chunks(assignments: int, experts: int) -> tuple[int, int]:
     return chunk, -(-assignments // chunk)
 
 
-def route(site: Site, ids: View, outputs: Sequence[View]) -> None:
-    """Fill order, inverse, offs and counts from ids (tokens, slots): one launch, or three."""
-    order, inverse, offs, counts = outputs
-    tokens, slots = ids.shape
-    assignments, experts = tokens * slots, offs.shape[0]
-    single = assignments <= _SINGLE_ASSIGNMENTS
-    chunk, chunks = _chunks(assignments, experts)
-    scratch = None if single else site.scratch(4 * chunks * (experts + 1))
-    params = _ROUTE_PARAMS.pack(
-        ids.ptr, *ids.strides, order.ptr, inverse.ptr, offs.ptr, counts.ptr, 0 if scratch is None else scratch.ptr,
-        assignments, slots, experts, chunk, chunks, ids.dtype == "int64",
-    )  # fmt: skip
-    shared = 4 * (experts + 1 + 32)
-    if single:
-        _run("routing.cu", "route_single", 1, _SINGLE_THREADS, shared, site, params)
-    else:
-        _run("routing.cu", "route_count", chunks, _CHUNK_THREADS, shared, site, params)
-        buckets = -(-(experts + 1) // _SCAN_BUCKETS)
-        _run("routing.cu", "route_scan", buckets, _SCAN_THREADS, 4 * _SCAN_THREADS, site, params)
-        _run("routing.cu", "route_place", chunks, _CHUNK_THREADS, shared, site, params)
+class Launch(NamedTuple):
+    """A launch, ready but for its device and stream."""
+
+    unit: str  # file in `kernels/`
+    symbol: str
+    grid: int | tuple[int, int]  # blocks, or blocks of rows and blocks of columns
+    block: int  # threads
+    shared: int  # dynamic shared memory, bytes
+    params: bytes
+
+
+def run(site: Site, launches: Sequence[Launch], scratch: View | None = None) -> None:
+    """Launches on the stream of `site`, whose device must be current, and gives the scratch back."""
+    for unit, symbol, grid, block, shared, params in launches:
+        _launch.launch(_launch.unit_function(unit, symbol, site.device), grid, block, shared, site, params)
     site.hold([scratch])
 
 
-def permute(site: Site, routes: Sequence[View], x: View, out: View) -> None:
+def run_route(site: Site, ids: View, outputs: Sequence[View]) -> None:
+    """`route` with scratch of the site."""
+    nbytes = route_scratch(ids.shape, outputs[2].shape[0])
+    scratch = site.scratch(nbytes) if nbytes else None
+    run(site, route(ids, outputs, 0 if scratch is None else scratch.ptr), scratch)
+
+
+def route_scratch(shape: tuple[int, ...], experts: int) -> int:
+    """Bytes that `route` counts in, for ids of this shape."""
+    assignments = shape[0] * shape[1]
+    return 0 if assignments <= _SINGLE_ASSIGNMENTS else 4 * _chunks(assignments, experts)[1] * (experts + 1)
+
+
+def route(ids: View, outputs: Sequence[View], scratch: int) -> tuple[Launch, ...]:
+    """order, inverse, offs and counts from ids (tokens, slots): one launch, or three that use `scratch`."""
+    order, inverse, offs, counts = outputs
+    tokens, slots = ids.shape
+    assignments, experts = tokens * slots, offs.shape[0]
+    chunk, chunks = _chunks(assignments, experts)
+    params = _ROUTE_PARAMS.pack(
+        ids.ptr, *ids.strides, order.ptr, inverse.ptr, offs.ptr, counts.ptr, scratch,
+        assignments, slots, experts, chunk, chunks, ids.dtype == "int64",
+    )  # fmt: skip
+    shared = 4 * (experts + 1 + 32)
+    if assignments <= _SINGLE_ASSIGNMENTS:
+        return (Launch("routing.cu", "route_single", 1, _SINGLE_THREADS, shared, params),)
+    buckets = -(-(experts + 1) // _SCAN_BUCKETS)
+    return (
+        Launch("routing.cu", "route_count", chunks, _CHUNK_THREADS, shared, params),
+        Launch("routing.cu", "route_scan", buckets, _SCAN_THREADS, 4 * _SCAN_THREADS, params),
+        Launch("routing.cu", "route_place", chunks, _CHUNK_THREADS, shared, params),
+    )
+
+
+def permute(routes: Sequence[View], x: View, out: View) -> tuple[Launch, ...]:
     """Rows of x (tokens, H) to out (tokens * slots, H)."""
     if 0 in out.shape:
-        return
+        return ()
     wide = _is_wide((x, out))
     kind = "wide" if wide else f"{ITEM_BYTES[x.dtype]}_bytes"
     width = _width(x, wide)
     lanes_log2, grid = _shares(out.shape[0], width)
     params = _move_params(routes, x.shape[0], lanes_log2, width, _rows(x, wide), _rows(out, wide))
-    _run("routing.cu", f"permute_rows_{kind}", grid, _ROW_THREADS, 0, site, params)
-    site.hold()
+    return (Launch("routing.cu", f"permute_rows_{kind}", grid, _ROW_THREADS, 0, params),)
 
 
-def combine(site: Site, routes: Sequence[View], y: View, weights: View | None, out: View) -> None:
+def combine(routes: Sequence[View], y: View, weights: View | None, out: View) -> tuple[Launch, ...]:
     """Weighted sum of rows of y (tokens * slots, H) to out (tokens, H); weights None: all 1."""
     if 0 in out.shape:
-        return
+        return ()
     wide = _is_wide((y, out))
     width = _width(out, wide)
     lanes_log2, grid = _shares(out.shape[0], width)
     params = _move_params(routes, out.shape[0], lanes_log2, width, _rows(y, wide), _rows(out, wide), weights=weights)
-    _run("routing.cu", f"combine_rows_{_kind(y, wide)}", grid, _ROW_THREADS, 0, site, params)
-    site.hold()
+    return (Launch("routing.cu", f"combine_rows_{_kind(y, wide)}", grid, _ROW_THREADS, 0, params),)
 
 
 def combine_backward(
-    site: Site, routes: Sequence[View], dy: View, y: View, weights: View, d_y: View, d_weights: View
-) -> None:
+    routes: Sequence[View], dy: View, y: View, weights: View, d_y: View, d_weights: View
+) -> tuple[Launch, ...]:
     """Gradients of combine: d_y (tokens * slots, H) and d_weights (tokens, slots), contiguous float32."""
     if 0 in d_weights.shape:
-        return
+        return ()
     wide = _is_wide((dy, y, d_y))
     grid = -(-y.shape[0] // _WARPS)
     params = _move_params(
         routes, dy.shape[0], 0, _width(dy, wide), _rows(y, wide), _rows(d_y, wide),
         grad=_rows(dy, wide), weights=weights, d_weights=d_weights.ptr,
     )  # fmt: skip
-    _run("routing.cu", f"combine_rows_backward_{_kind(y, wide)}", grid, _ROW_THREADS, 0, site, params)
-    site.hold()
+    return (Launch("routing.cu", f"combine_rows_backward_{_kind(y, wide)}", grid, _ROW_THREADS, 0, params),)
 
 
-def silu_mul(site: Site, gate_up: View, out: View) -> None:
+def silu_mul(gate_up: View, out: View) -> tuple[Launch, ...]:
     """out (rows, inner) from gate_up (rows, 2 inner)."""
-    _silu("silu_mul", site, gate_up, None, out, out.shape[1])
+    return _silu("silu_mul", gate_up, None, out, out.shape[1])
 
 
-def silu_mul_backward(site: Site, gate_up: View, dh: View, out: View) -> None:
+def silu_mul_backward(gate_up: View, dh: View, out: View) -> tuple[Launch, ...]:
     """out (rows, 2 inner) from gate_up and dh (rows, inner)."""
-    _silu("silu_mul_backward", site, gate_up, dh, out, dh.shape[1])
+    return _silu("silu_mul_backward", gate_up, dh, out, dh.shape[1])
 
 
-def _silu(symbol: str, site: Site, gate_up: View, dh: View | None, out: View, inner: int) -> None:
+def _silu(symbol: str, gate_up: View, dh: View | None, out: View, inner: int) -> tuple[Launch, ...]:
     if 0 in out.shape:
-        return
+        return ()
     # The second half of a row must start at a multiple of 16 bytes as well.
     wide = inner * ITEM_BYTES[out.dtype] % _ACCESS_BYTES == 0
     wide = wide and _is_wide((gate_up, out) if dh is None else (gate_up, dh, out))
@@ -135,14 +163,7 @@ def _silu(symbol: str, site: Site, gate_up: View, dh: View | None, out: View, in
     lanes_log2, grid = _shares(out.shape[0], width)
     grad = _NOTHING if dh is None else _rows(dh, wide)
     params = _SILU_PARAMS.pack(*_rows(gate_up, wide), *grad, *_rows(out, wide), out.shape[0], width, lanes_log2, 0)
-    _run("activation.cu", f"{symbol}_{_kind(out, wide)}", grid, _ROW_THREADS, 0, site, params)
-    site.hold()
-
-
-def _run(
-    unit: str, symbol: str, grid: int | tuple[int, int], block: int, shared: int, site: Site, params: bytes
-) -> None:
-    _launch.launch(_launch.unit_function(unit, symbol, site.device), grid, block, shared, site, params)
+    return (Launch("activation.cu", f"{symbol}_{_kind(out, wide)}", grid, _ROW_THREADS, 0, params),)
 
 
 def _kind(view: View, wide: bool) -> str:

@@ -51,7 +51,7 @@ def silu_mul(gate_up: Any, *, out: Any = None) -> Any:
         if site.is_cpu:
             _routing_host.silu_mul(_arrays.host(gate_up_view), _arrays.host(target))
         else:
-            _rowwise.silu_mul(site, gate_up_view, target)
+            _rowwise.run(site, _rowwise.silu_mul(gate_up_view, target))
     return result if out is not None else site.finish(result)
 
 
@@ -94,7 +94,7 @@ def silu_mul_backward(gate_up: Any, dh: Any, *, out: Any = None) -> Any:
         if site.is_cpu:
             _routing_host.silu_mul_backward(*map(_arrays.host, (gate_up_view, dh_view, target)))
         else:
-            _rowwise.silu_mul_backward(site, gate_up_view, dh_view, target)
+            _rowwise.run(site, _rowwise.silu_mul_backward(gate_up_view, dh_view, target))
     return result if out is not None else site.finish(result)
 
 

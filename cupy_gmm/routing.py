@@ -84,7 +84,7 @@ def route(expert_idx: Any, num_experts: int, *, out: Routing | None = None) -> R
         if site.is_cpu:
             _routing_host.route(_arrays.host(ids), experts, *map(_arrays.host, targets))
         else:
-            _rowwise.route(site, ids, targets)
+            _rowwise.run_route(site, ids, targets)
     if out is not None:
         return out
     order, inverse, offs, counts = (site.finish(array) for array, _ in made)
@@ -125,7 +125,7 @@ def permute(x: Any, routing: Routing, *, out: Any = None) -> Any:
         if site.is_cpu:
             _routing_host.permute(_arrays.host(x_view), _live(routes), _arrays.host(target))
         else:
-            _rowwise.permute(site, routes, x_view, target)
+            _rowwise.run(site, _rowwise.permute(routes, x_view, target))
     return result if out is not None else site.finish(result)
 
 
@@ -244,7 +244,7 @@ def combine_backward(
             grads = _arrays.host(dy_view), _arrays.host(y_view), _live(routes)
             _routing_host.combine_backward(*grads, *map(_arrays.host, (w_view, grad, rates)))
         else:
-            _rowwise.combine_backward(site, routes, dy_view, y_view, w_view, grad, rates)
+            _rowwise.run(site, _rowwise.combine_backward(routes, dy_view, y_view, w_view, grad, rates))
     return (d_y, d_weights) if out is not None else (site.finish(d_y), site.finish(d_weights))
 
 
@@ -265,7 +265,7 @@ def _combined(
             given = None if weights is None else _arrays.host(weights)
             _routing_host.combine(_arrays.host(y), _live(routes), given, _arrays.host(target))
         else:
-            _rowwise.combine(site, routes, y, weights, target)
+            _rowwise.run(site, _rowwise.combine(routes, y, weights, target))
     return result if out is not None else site.finish(result)
 
 

@@ -37,6 +37,8 @@ def experts(x: Any, router: Any, gate_up: Any, down: Any, top_k: int) -> tuple[A
     chosen, ids = jax.lax.top_k(logits, top_k)
     weights = jax.nn.softmax(chosen)
 
+    # `cupy_gmm.jax.expert_ffn` takes these steps in one call. Here they are JAX's own, as models have them: all that
+    # this library changes there is where `ragged_dot` comes from.
     # Assignments sorted by expert: what grouped products want. Every position is taken once, forth and back.
     order = jnp.argsort(ids.reshape(-1), stable=True)
     inverse = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)), unique_indices=True)

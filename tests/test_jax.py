@@ -228,7 +228,7 @@ def test_lowering_for_cuda(rng):
         ("cupy_gmm.grouped_mm", f"format=1 op=grouped_mm rows=29 k=17 n=13 {common} transposed=1 config=-"),
         ("cupy_gmm.grouped_mm_wgrad", f"format=1 op=grouped_mm_wgrad rows=29 k=13 n=17 {common} transposed=0 config=-"),
     ]
-    assert {target for target, _ in calls(text)} == set(face.TARGETS)
+    assert {target for target, _ in calls(text)} < set(face.TARGETS)
 
 
 def test_lowering_elsewhere(rng):

@@ -8,31 +8,21 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from cupy_gmm import _device, _launch, _params, _plan, _table, reference
 from cupy_gmm._config import GROUPED_MM
+from tests import xla_rows
+from tests.backends import DTYPES
+from tests.memory import at
 
-DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 STREAM = 0x57
 DEVICE = 3
 
 
-def at(address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None) -> np.ndarray:
-    """Memory as an array; strides in elements."""
-    kind = np.dtype(dtype)
-    extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if strides else int(np.prod(shape))
-    raw = (ctypes.c_char * (extent * kind.itemsize)).from_address(address)
-    flat = np.frombuffer(raw, kind)
-    if strides is None:
-        return flat.reshape(shape)
-    return np.lib.stride_tricks.as_strided(flat, shape, [step * kind.itemsize for step in strides])
-
-
 class Machine:
-    """What was launched, in order: ("sum" | "fill" | "zero" | operation, details)."""
+    """What was launched, in order: ("sum" | "fill" | "zero" | operation | kernel of rows, details)."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, Any]] = []
@@ -44,7 +34,11 @@ class Machine:
     # ---- in place of _launch
 
     def enqueue(self, kernel: Any, stream: int, params: bytes) -> None:
-        assert (kernel.handle, stream) == ("offsets_of_sizes", STREAM)
+        assert stream == STREAM
+        if kernel.handle != "offsets_of_sizes":
+            xla_rows.perform(kernel.handle, params)
+            self.log.append((kernel.handle, kernel))
+            return
         sizes, offs, stride, groups, wide = _params.SIZES_PARAMS.unpack(params)
         assert stride == (1 if groups > 1 else 0)
         total = np.cumsum(at(sizes, (groups,), np.int64 if wide else np.int32), dtype=np.int64)
@@ -102,7 +96,7 @@ def machine(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """Handlers registered for the CPU, with calls lowered as for CUDA."""
     import jax
 
-    from cupy_gmm.jax import _abi, _handler, _lowering, _wire
+    from cupy_gmm.jax import _abi, _handler, _lowering
 
     made = Machine()
     runtime = types.SimpleNamespace(getDevice=lambda: DEVICE)
@@ -121,14 +115,14 @@ def machine(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
     patch.setattr(
         jax.lax, "platform_dependent", lambda *operands, cuda, default: choose(*operands, cpu=cuda, default=default)
     )
-    targets = {target: f"{target}.{len(KEPT)}" for target in _wire.TARGETS}  # XLA keeps the first of a name
     kept = _handler.handlers()
+    targets = {target: f"{target}.{len(KEPT)}" for target in kept}  # XLA keeps the first of a name
     for target, stages in kept.items():
         capsules = {stage: jax.ffi.pycapsule(function) for stage, function in stages.items()}
         jax.ffi.register_ffi_target(targets[target], capsules, platform="cpu")
     KEPT.append(kept)
-    foreign = _lowering._foreign
-    patch.setattr(_lowering, "_foreign", lambda target, *rest: foreign(targets[target], *rest))
+    foreign = _lowering.foreign
+    patch.setattr(_lowering, "foreign", lambda target, *rest: foreign(targets[target], *rest))
     jax.clear_caches()
     yield made
     jax.clear_caches()

@@ -1,25 +1,35 @@
-"""The products inside JAX: under `jit`, `grad`, `checkpoint`, `scan` and `shard_map`, on any platform.
+"""Products, routing and the expert layer inside JAX: under `jit`, `grad`, `checkpoint`, `scan` and `shard_map`.
 
     y = ragged_dot(lhs, rhs, group_sizes)      names and meaning of jax.lax.ragged_dot
     y = grouped_mm(x, w, offs)                 end offsets, as in the rest of this library
     dw = grouped_mm_wgrad(x, dy, offs)
 
-On CUDA devices these are the kernels of this library; elsewhere `jax.lax.ragged_dot`, with the same results for the
-same arguments, so one model file runs anywhere. Importing this imports JAX and tells XLA the names of the calls: a
-program that was exported or cached needs that before it is loaded.
+    routing = route(expert_idx, num_experts)   the stable order of assignments by expert
+    xs = permute(x, routing)                   rows into that order
+    y = combine(ys, routing, weights)          and back, weighted and added
+    h = silu_mul(gate_up)
+    y = expert_ffn(x, w_gate_up, w_down, expert_idx, expert_weight)      all of it
+
+On CUDA devices these are the kernels of this library; elsewhere `jax.lax.ragged_dot` and `jax.numpy`, with the same
+results for the same arguments, so one model file runs anywhere. Importing this imports JAX and tells XLA the names of
+the calls: a program that was exported or cached needs that before it is loaded.
 """
 
 from typing import Any
 
 import jax.numpy as jnp
 
-from .. import _heuristics, _problem
+from .. import _problem
 from ..errors import ArgumentError
-from . import _arguments, _axes, _fallback, _gradients, _handler, _lowering
-from ._wire import NONE, ProductCall, ScheduleCall
-from ._wire import TARGETS as TARGETS
+from . import _arguments, _axes, _fallback, _handler, _lowering, _products, _row_wire, _wire
+from ._wire import ScheduleCall
+from .layer import combine, expert_ffn, permute, route, silu_mul
 
-__all__ = ["TARGETS", "grouped_mm", "grouped_mm_wgrad", "ragged_dot"]
+__all__ = [
+    "TARGETS", "combine", "expert_ffn", "grouped_mm", "grouped_mm_wgrad", "permute", "ragged_dot", "route", "silu_mul",
+]  # fmt: skip
+
+TARGETS = (*_wire.TARGETS, *_row_wire.TARGET.values())
 
 _handler.register()
 
@@ -189,10 +199,10 @@ def grouped_mm_wgrad(
     problem = _problem.weight_gradient(_arguments.view(x), _arguments.view(dy), None, out_dtype, groups, False)
     if offset is None:
         _problem.group_range(problem, schedule_groups, host_offset)
-    call = _call(problem, schedule_groups, config)
+    call = _products.call_of(problem, schedule_groups, config)
     if 0 in (*problem.out_shape, problem.rows):
         return jnp.zeros(problem.out_shape, problem.out_dtype)
-    table = _table(offs, False, problem.rows, host_offset, offset)
+    table = _products.table(offs, False, problem.rows, host_offset, offset)
     return _lowering.product(*_axes.alike(x, dy, table), call=call)
 
 
@@ -200,21 +210,5 @@ def _forward(
     x: Any, w: Any, offs: Any, sizes: bool, host_offset: int, offset: Any, out_dtype: str | None, config: str | None
 ) -> Any:
     problem = _problem.forward(_arguments.view(x), _arguments.view(w), None, out_dtype)
-    call = _call(problem, offs.shape[0], config)
-    if 0 in (problem.rows, problem.k, problem.n, problem.groups):  # XLA has no address for nothing
-        return jnp.zeros(problem.out_shape, problem.out_dtype)
-    return _gradients.grouped_mm(x, w, _table(offs, sizes, problem.rows, host_offset, offset), call)
-
-
-def _call(problem: _problem.Problem, schedule_groups: int, config: str | None) -> ProductCall:
-    if config is not None:
-        _heuristics.forced(config, problem.op)
-    return ProductCall(
-        problem.op, problem.rows, problem.k, problem.n, problem.groups, schedule_groups, problem.dtype,
-        problem.out_dtype, False, config or NONE,
-    )  # fmt: skip
-
-
-def _table(offs: Any, sizes: bool, rows: int, host_offset: int, offset: Any) -> Any:
-    call = ScheduleCall(rows, offs.shape[0], sizes, offs.dtype == jnp.int64, host_offset)
-    return _lowering.schedule(offs, offset, call)
+    call = _products.call_of(problem, offs.shape[0], config)
+    return _products.forward(x, w, lambda: _products.table(offs, sizes, problem.rows, host_offset, offset), call)

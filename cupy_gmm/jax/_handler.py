@@ -12,7 +12,9 @@ import jax
 
 from .. import _device, _heuristics, _launch, _plan, _table
 from .._params import SIZES_PARAMS, UNKNOWN_GROUPS
-from . import _abi, _wire
+from . import _abi, _row_wire, _wire
+from ._row_handler import Rows
+from ._row_wire import RowsCall
 from ._wire import ProductCall, ScheduleCall
 
 ALIGNMENT = 16  # bytes; XLA's buffers keep it, and the plans rely on it
@@ -70,13 +72,16 @@ class Product:
         self._launch(stream, a, b, c, table, scratch, 0)
 
 
+MAKERS: dict[type, Callable[[Any, int], Launch]] = {ScheduleCall: Schedule, ProductCall: Product, RowsCall: Rows}
+
+
 def _table_shape(rows: int, groups: int, device: int) -> _table.TableShape:
     return _table.table_shape(groups, rows, _heuristics.block_shape(rows, groups, _device.info(device).arch))
 
 
 def prepare(line: bytes, kind: type, device: int) -> Launch:
     """Compiles and loads what the call `line` launches on a device; found again by the execute stage."""
-    made = (Schedule if kind is ScheduleCall else Product)(_wire.parsed(line, kind), device)
+    made: Launch = MAKERS[kind](_wire.parsed(line, kind), device)
     while len(_ready) >= MAX_READY:
         _ready.pop(next(iter(_ready), (b"", -1)), None)
     _ready[line, device] = made
@@ -117,6 +122,7 @@ def handlers() -> dict[str, dict[str, Any]]:
     """C functions of both stages by target. Kept for ever by `register`."""
     kinds: dict[str, type] = dict.fromkeys(_wire.TARGETS, ProductCall)
     kinds[_wire.SCHEDULE_TARGET] = ScheduleCall
+    kinds |= dict.fromkeys(_row_wire.TARGET.values(), RowsCall)
     return {
         target: {"instantiate": _abi.handler(instantiate(kind)), "execute": _abi.handler(execute(kind))}
         for target, kind in kinds.items()

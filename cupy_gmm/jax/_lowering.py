@@ -1,6 +1,6 @@
-"""The three operations as JAX traces them: a call of ours on CUDA, `jax.lax.ragged_dot` elsewhere.
+"""The schedule and the products as JAX traces them: a call of ours on CUDA, `jax.lax.ragged_dot` elsewhere.
 
-`_gradients` and the public functions call these with arguments that are checked. The platform is chosen when a program
+`_gradients`, `_products` and `_rows` call these with arguments that are checked. The platform is chosen when a program
 is lowered, from shapes alone: no device is asked for anything. What JAX could transform without meaning is refused
 with a sentence here.
 """
@@ -17,6 +17,11 @@ from .._config import GROUPED_MM
 from ..errors import UnsupportedError
 from . import _axes, _fallback, _wire
 from ._wire import ProductCall, ScheduleCall
+
+_FOLD = (
+    "the rows of all examples make one matrix, so expected `x` with them folded into its rows, sorted by group; "
+    "reshape instead of `vmap`, or use `jax.lax.map` over the examples."
+)
 
 
 def schedule(offs: Any, group_offset: Any, call: ScheduleCall) -> Any:
@@ -37,9 +42,9 @@ def _schedule(*operands: Any, call: ScheduleCall) -> Any:
 
     def cuda(*operands: Any) -> Any:
         result = jax.ShapeDtypeStruct((call.words,), jnp.int32)
-        return _foreign(_wire.SCHEDULE_TARGET, result, operands, call)
+        return foreign(_wire.SCHEDULE_TARGET, result, operands, call)
 
-    return _by_platform("the schedule", cuda, elsewhere, *operands)
+    return by_platform("the schedule", _FOLD, cuda, elsewhere, *operands)
 
 
 @functools.partial(jax.jit, static_argnames="call", inline=True)
@@ -55,11 +60,11 @@ def product(a: Any, b: Any, table: Any, call: ProductCall) -> Any:
     def cuda(*operands: Any) -> Any:
         result = jax.ShapeDtypeStruct(call.problem.out_shape, call.out_dtype)
         scratch = jax.ShapeDtypeStruct((call.scratch_bytes,), jnp.uint8)
-        return _foreign(_wire.PRODUCT_TARGET[call.op], (result, scratch), operands, call)[0]
+        return foreign(_wire.PRODUCT_TARGET[call.op], (result, scratch), operands, call)[0]
 
     @jax.custom_jvp
     def first_order(*operands: Any) -> Any:
-        return _by_platform(call.op, cuda, elsewhere, *operands)
+        return by_platform(call.op, _FOLD, cuda, elsewhere, *operands)
 
     @first_order.defjvp
     def refuse(*_: Any) -> Any:
@@ -72,22 +77,22 @@ def product(a: Any, b: Any, table: Any, call: ProductCall) -> Any:
     return first_order(a, b, table)
 
 
-def _by_platform(name: str, cuda: Callable[..., Any], elsewhere: Callable[..., Any], *operands: Any) -> Any:
+def by_platform(name: str, advice: str, cuda: Callable[..., Any], elsewhere: Callable[..., Any], *operands: Any) -> Any:
+    """One of two functions, chosen when the program is lowered; `advice` says what to do instead of `vmap`."""
+
     @jax.custom_batching.custom_vmap
     def chosen(*operands: Any) -> Any:
         return lax.platform_dependent(*operands, cuda=cuda, default=elsewhere)
 
     @chosen.def_vmap
     def refuse(*_: Any) -> Any:
-        raise UnsupportedError(
-            f"`jax.vmap` met {name}: the rows of all examples make one matrix, so expected `x` with them folded into "
-            "its rows, sorted by group; reshape instead of `vmap`, or use `jax.lax.map` over the examples."
-        )
+        raise UnsupportedError(f"`jax.vmap` met {name}: {advice}")
 
     return chosen(*operands)
 
 
-def _foreign(target: str, results: Any, operands: Any, call: ScheduleCall | ProductCall) -> Any:
+def foreign(target: str, results: Any, operands: Any, call: Any) -> Any:
+    """A call of ours with its facts; each result differs from device to device where an operand does."""
     axes = _axes.of(*operands)
     found = jax.ffi.ffi_call(target, results)(*operands, call=_wire.text(call))
     return jax.tree.map(lambda result: _axes.varying(result, axes), found)

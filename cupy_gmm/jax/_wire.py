@@ -108,7 +108,7 @@ def table_words(rows: int, groups: int) -> int:
     return max(_table.table_shape(groups, rows, shape).words for shape in shapes)
 
 
-def text(call: ScheduleCall | ProductCall) -> str:
+def text(call: Any) -> str:
     """`call` as the value of its attribute."""
     pairs = (f"{field.name}={_plain(getattr(call, field.name))}" for field in fields(call))
     return " ".join((f"format={FORMAT}", *pairs))
