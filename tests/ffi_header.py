@@ -77,7 +77,7 @@ def program() -> str:
 
 
 def complaints(folder: Path, text: str | None = None) -> str:
-    """What the compiler says against `text`, by default `program()`, with the header in `folder`; empty when all holds."""
+    """What the compiler says against `text`, by default `program()`, with the header in `folder`, or nothing."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "places.cpp"
         source.write_text(program() if text is None else text)
