@@ -73,7 +73,7 @@ def test_docstrings_inside_jax(name):
     assert all(found.get(part, "").strip() for part in ("Args", "Returns", "Raises", "Numerics", "Cost", "Source"))
     for argument in inspect.signature(function).parameters:
         assert re.search(rf"\b{argument}\b[^:\n]*:", found["Args"]), f"{name}: Args lacks {argument}"
-    assert set(cupy_gmm.jax.__all__) == {"TARGETS", "grouped_mm", "grouped_mm_wgrad", "ragged_dot"}
+    assert set(cupy_gmm.jax.__all__) == {"SCHEDULE", "TARGETS", "grouped_mm", "grouped_mm_wgrad", "ragged_dot"}
 
 
 FACE = sorted("combine expert_ffn grouped_mm grouped_mm_wgrad permute route silu_mul".split())

@@ -1,6 +1,9 @@
 """XLA's interface as `cupy_gmm.jax._abi` reads it: against the installed header, and by calls of the installed XLA."""
 
 import ctypes
+import itertools
+import subprocess
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -202,3 +205,44 @@ def test_the_stream_is_asked_for():
         frame.put("ctx", context)
         assert _abi.stream(frame.address) == stream
     assert asked == [(32, 1), (32, 2), (32, 3)]
+
+
+THREADS = """
+#include <pthread.h>
+struct Job { void* (*handler)(void*); void* frame; int calls; };
+static void* work(void* address) {
+    Job* job = static_cast<Job*>(address);
+    for (int i = 0; i < job->calls; ++i) job->handler(job->frame);
+    return nullptr;
+}
+extern "C" void call_in_a_thread(void* (*handler)(void*), void* frame, int calls) {
+    Job job{handler, frame, calls};
+    pthread_t thread;
+    pthread_create(&thread, nullptr, work, &job);
+    pthread_join(thread, nullptr);
+}
+"""
+
+
+def test_a_thread_of_xla_keeps_its_state(tmp_path, monkeypatch):
+    """Python's own would last one call. It is kept for so many threads and no more, and each has its own."""
+    compiler = ffi_header.compiler()
+    if compiler is None:
+        pytest.skip("there is no C++ compiler to make a thread that is not Python's")
+    (tmp_path / "threads.cpp").write_text(THREADS)
+    library = tmp_path / "threads.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-pthread", "-o", library, tmp_path / "threads.cpp"], check=True)
+    drive = ctypes.CDLL(str(library)).call_in_a_thread
+    drive.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
+    monkeypatch.setattr(_abi, "MAX_STAYS", 2)
+    monkeypatch.setattr(_abi, "_stays", itertools.count())
+    local, seen, frame = threading.local(), [], Frame()
+
+    def body(_):
+        local.calls = getattr(local, "calls", 0) + 1
+        seen.append(local.calls)
+
+    function = _abi.handler(body)
+    for _ in range(3):
+        drive(ctypes.cast(function, ctypes.c_void_p), frame.address, 3)
+    assert seen == [1, 2, 3, 1, 2, 3, 1, 1, 1]

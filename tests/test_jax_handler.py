@@ -190,6 +190,29 @@ def test_a_misaligned_array_is_refused(machine):
         product(xla.STREAM, [256, 520, 768], [1024, 1280])
 
 
+def test_addresses_are_packed_once_and_anew_where_they_change(machine, operands, monkeypatch):
+    """What is kept of them is bounded, and never taken for others."""
+    monkeypatch.setattr(_handler, "MAX_KNOWN", 3)
+    x, w, _ = operands
+    function = jax.jit(face.ragged_dot).lower(x, w, jnp.array(SIZES, jnp.int32)).compile()
+    (schedule,) = (launch for launch in _handler._ready.values() if isinstance(launch, _handler.Schedule))
+    (product,) = (launch for launch in _handler._ready.values() if isinstance(launch, _handler.Product))
+    kept = []  # so that no address comes twice
+    for step in range(5):
+        sizes = np.roll(SIZES, step)
+        kept.append((jnp.copy(x) + step, jnp.copy(w), jnp.array(sizes, jnp.int32)))
+        kept.append(function(*kept[-1]))
+        same(kept[-1], expected(*kept[-2][:2], np.cumsum(sizes)))
+        assert 0 < len(product._known) <= 3
+        assert 0 < len(schedule._known) <= 3
+    product._known.clear()
+    packed = []
+    monkeypatch.setattr(product._plan, "ready", lambda *addresses: packed.append(addresses) or (lambda stream: None))
+    for a in (256, 512, 256, 512, 256):
+        product(xla.STREAM, [a, 1024, 2048], [4096, kept[0][0].unsafe_buffer_pointer()])
+    assert [addresses[0] for addresses in packed] == [256, 512]
+
+
 # ---- what travels
 
 
