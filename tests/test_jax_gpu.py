@@ -233,3 +233,55 @@ def test_an_error_of_the_device_is_a_sentence(jax, face, rng):
     ends = np.cumsum(SIZES["uneven"], dtype=np.int32)
     with pytest.raises(jax.errors.JaxRuntimeError, match='`config` is "128x128", which cannot run this call'):
         jax.jit(lambda x, w: face.grouped_mm(x, w, ends, config="128x128")).lower(x, w).compile()
+
+
+STEPS = """
+import resource, sys
+import numpy as np, jax, jax.numpy as jnp, cupy
+import cupy_gmm.jax as face
+
+rng = np.random.default_rng(3)
+experts, steps, measured = 16, int(sys.argv[1]), []
+weights = {name: jnp.asarray(rng.standard_normal(shape) / 16, jnp.bfloat16)
+           for name, shape in (("up", (experts, 256, 384)), ("down", (experts, 384, 256)))}
+x = jnp.asarray(rng.standard_normal((4096, 256)), jnp.bfloat16)
+
+def loss(weights, x, sizes):
+    h = jax.nn.relu(face.ragged_dot(x, weights["up"], sizes))
+    y = face.ragged_dot(h, weights["down"], sizes, preferred_element_type=jnp.float32)
+    return ((y - x.astype(jnp.float32)) ** 2).mean()
+
+def step(weights, x, sizes):
+    value, grads = jax.value_and_grad(loss)(weights, x, sizes)
+    return jax.tree.map(lambda w, g: (w - 8 * g.astype(jnp.float32)).astype(w.dtype), weights, grads), value
+
+step = jax.jit(step, donate_argnums=0)
+device = jax.devices()[0]
+values = []
+for number in range(steps):
+    sizes = rng.multinomial(rng.integers(0, 4097), rng.dirichlet([0.5] * experts)).astype(np.int32)
+    before = weights
+    weights, value = step(weights, x, sizes)
+    assert before["up"].is_deleted()
+    values.append(value)
+    if (number + 1) % (steps // 10) == 0:
+        values = [float(value) for value in values]
+        assert np.isfinite(values).all()
+        values = []
+        with open("/proc/self/statm") as file:
+            resident = int(file.read().split()[1]) * resource.getpagesize()
+        pool = cupy.get_default_memory_pool().total_bytes()
+        measured.append((device.memory_stats()["bytes_in_use"], pool, resident))
+assert step._cache_size() == 1
+begin, end = measured[1], measured[-1]  # behind the first tenth all is compiled, and pools have grown
+print(measured)
+assert end[0] - begin[0] < 64 << 10, "XLA's device memory grows"  # an array a step would be six times as much
+assert end[1] <= begin[1], "CuPy's device memory grows"
+assert end[2] - begin[2] < 32 << 20, "the memory of the process grows"
+"""
+
+
+def test_many_steps(jax):
+    """Training steps with donated weights and new sizes each: one program, and no memory that grows."""
+    for flags in ("", "--xla_gpu_enable_command_buffer="):
+        apart.python(STEPS, "2000", XLA_PYTHON_CLIENT_PREALLOCATE="false", XLA_FLAGS=flags)
