@@ -59,7 +59,7 @@ format:  ## rewrite all files in the house's format
 
 check: lint test  ## what a change must pass: lint, then test
 
-bench-gpu:  ## times of bench/shapes.py on this GPU, against limits and peers; writes bench/results/bench.json
+bench-gpu:  ## times of bench/shapes.py and recorded counts on this GPU, against limits and peers; writes bench/results/bench.json
 	$(call ready,bench,bench)
 	@$(PY) tools/setup_env.py check bench
 	$(PY) -m bench.products --out bench/results/bench.json $(BENCH_ARGS)

@@ -22,8 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import trees
-from bench.shapes import chosen
+from bench import choice, trees
 
 OPS = ("forward", "input-gradient", "weight-gradient")
 
@@ -102,8 +101,7 @@ def main() -> int:
     parser.add_argument(
         "--set", action="append", default=[], help="module.NAME=value, such as _heuristics.PANEL_COLUMNS=1024"
     )
-    parser.add_argument("--problem", action="append", help="name of a problem; all when left out")
-    parser.add_argument("--counts", action="append", default=[], help="file of recorded counts to replay as well")
+    choice.add_options(parser, ("named", "replayed"))
     parser.add_argument("--op", action="append", choices=OPS, help="forward when left out")
     parser.add_argument("--offsets", action="store_true", help="build the schedule in every timed call")
     parser.add_argument("--rounds", type=int, default=20)
@@ -114,7 +112,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         variants = trees.variants(args.tree, args.config, args.set)
-        problems = [dataclasses.asdict(problem) for problem in chosen(args.problem, args.counts)]
+        problems = [dataclasses.asdict(problem) for problem in choice.of(args)]
     except ValueError as error:
         parser.error(str(error))
     job = {

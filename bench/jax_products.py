@@ -237,7 +237,8 @@ def table(records: list[dict[str, Any]]) -> Table:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--problem", action="append", help="name of a problem, or layer; all when left out")
+    known = [*(problem.name for problem in shapes.PROBLEMS), "layer"]
+    options.add_argument("--problem", action="append", choices=known, help="all when left out")
     options.add_argument("--rounds", type=int, default=7)
     options.add_argument("--points", type=int, default=1, help="shapes of block to try with pallas, at most 3")
     options.add_argument(
@@ -245,15 +246,13 @@ def main() -> None:
     )
     options.add_argument("--commit", help="where there is no git: the commit of the tree")
     args = options.parse_args()
-    names = [name for name in args.problem or [] if name != "layer"]
-    try:
-        problems = shapes.chosen(names) if names or not args.problem else []
-    except ValueError as error:
-        options.error(str(error))
     console, began = Console(width=200), time.monotonic()
     document: dict[str, Any] = {"run": facts.run(args.commit), "records": []}
-    works = [lambda each=each: measure(each, args.rounds, args.points) for each in problems]
-    if not args.problem or "layer" in args.problem:
+    chosen = args.problem or known
+    works = [
+        lambda each=each: measure(each, args.rounds, args.points) for each in shapes.PROBLEMS if each.name in chosen
+    ]
+    if "layer" in chosen:
         works.append(lambda: measure_layer(args.rounds))
     for work in works:
         document["records"].append(work())

@@ -3,6 +3,10 @@
 Roofs: `dense`, one cuBLAS product of the same FLOPs (weight gradient: cuBLAS batched over groups of rows / G rows), and
 `bytes`, every operand moved once at the bandwidth of a large copy, both in the same run; the limit is the larger one.
 All contenders of a row take turns on one hot card (`bench.timing`). Ours is timed only where its result is right.
+
+    python -m bench.products                                    named problems, and the recorded counts that ship
+    python -m bench.products --group named                      without the latter
+    python -m bench.products --group replayed --counts FOLDER   every count file, scaled to --rows on every --shape
 """
 
 import argparse
@@ -16,10 +20,9 @@ import torch
 from rich.console import Console
 
 import cupy_gmm
-from bench import facts, peers, report, timing, work
+from bench import choice, facts, peers, report, timing, work
 from bench.clocks import Clocks
 from bench.peers import Peer, cublas
-from bench.shapes import chosen
 from cupy_gmm import _call, _config, ops
 
 SLOW_ROUNDS = 3
@@ -126,8 +129,8 @@ def host_costs() -> dict[str, float]:
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--problem", action="append", help="name of a problem; all when left out")
-    found.add_argument("--counts", action="append", default=[], help="file of recorded counts to replay as well")
+    choice.add_options(found, choice.GROUPS)
+    found.add_argument("--list", action="store_true", help="print the problems and stop; needs no GPU")
     found.add_argument("--op", action="append", choices=work.OPS, help="all when left out")
     found.add_argument("--peer", action="append", choices=[*peers.registry(), "none"], help="by default all fast ones")
     found.add_argument("--forced", action="store_true", help="also time every tuning point that can run the call")
@@ -143,9 +146,13 @@ def main() -> None:
     known = peers.registry()
     wanted = [known[name] for name in args.peer or peers.DEFAULT if name != "none"]
     try:
-        problems = chosen(args.problem, args.counts)
+        problems = choice.of(args)
     except ValueError as error:
         options.error(str(error))
+    if args.list:
+        for each in problems:
+            print(f"{each.name}: {each.groups} groups, {each.rows} rows, K = {each.k}, N = {each.n}")
+        return
     console, began = Console(width=200), time.monotonic()
     timing.heat(timing.FIRST_HOT_SECONDS)
     bandwidth = timing.copy_bandwidth()

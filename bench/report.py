@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench import choice
 from bench.shapes import PROBLEMS
 
 Record = dict[str, Any]
@@ -146,12 +147,14 @@ def verdict_view(records: list[Record]) -> Table:
 
 def summary_view(records: list[Record]) -> Table:
     """Geometric mean and minimum of limit / ours and torch / ours, by product and set of problems."""
-    replayed = {record["problem"] for record in records} - set(NAMED)
+    recorded = {each.name for each in choice.recorded()}
+    replayed = {record["problem"] for record in records} - recorded.union(NAMED)
+    sets = {"named": NAMED, "named, uneven": UNEVEN, "recorded": recorded, "replayed": replayed}
     view = Table(title="geometric mean (minimum)")
     for column in ("product", "problems", "limit / ours", "torch / ours", "best peer / ours"):
         view.add_column(column, justify="left" if column in ("product", "problems") else "right")
     for op in dict.fromkeys(record["op"] for record in records):
-        for label, names in (("named", NAMED), ("named, uneven", UNEVEN), ("replayed", replayed)):
+        for label, names in sets.items():
             chosen = of(records, op, names)
             if not chosen:
                 continue

@@ -1,12 +1,13 @@
 """The problems of interest, declared once: tests, benchmarks and tuning import them from here.
 
 Counts are literal, so that no table depends on a random generator. dsv3, qwen3 and mixtral are drawn from
-Zipf laws (exponents 0.6, 0.8 and 0.3; 0.5 for decode) and shuffled; `hot` gives one expert 80 % of the rows.
+Zipf laws (exponents 0.6, 0.8 and 0.3; 0.5 for decode) and shuffled; `hot` gives one expert 80 % of the rows. Recorded
+counts are in `choice.py`.
 """
 
 import dataclasses
 
-from cupy_gmm.counts import load, scale
+from cupy_gmm.counts import scale
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,29 +76,3 @@ PROBLEMS = (
 def problem(name: str) -> Problem:
     """The problem of this name."""
     return next(each for each in PROBLEMS if each.name == name)
-
-
-# What recorded counts are replayed on: (rows, k, n).
-REPLAYS = ((16384, 2048, 2048), (65536, 2048, 2048), (16384, 4096, 2048), (65536, 4096, 2048))
-
-
-def replays(path: str) -> list[Problem]:
-    """The histograms of a file as problems, scaled to the rows of `REPLAYS`."""
-    return [
-        Problem(f"{each.name}-{rows}x{k}", len(each.counts), k, n, rows, scale(each.counts, rows))
-        for each in load(path)
-        for rows, k, n in REPLAYS
-    ]
-
-
-def chosen(names: list[str] | None, counts: list[str] | None = None) -> list[Problem]:
-    """Problems by name (all when there is none), and those of files of recorded counts.
-
-    Raises:
-        ValueError: There is no such problem.
-    """
-    everything = [*PROBLEMS, *(each for path in counts or () for each in replays(path))]
-    known = [each.name for each in everything]
-    if unknown := [name for name in names or () if name not in known]:
-        raise ValueError(f"no problem is called {', '.join(unknown)}; there are {', '.join(known)}")
-    return [each for each in everything if not names or each.name in names]

@@ -111,55 +111,6 @@ def _hopper_shared_bytes(blocks: int, consumers: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class HopperConfig(_OnHopper):
-    """One tuning point of the wgmma kernels for sm_90.
-
-    Attributes:
-        name: What `config=` takes.
-        op: The kernel it belongs to.
-        m: Extent of a tile on wgmma's 64-row side: columns of y, or k of the weight gradient.
-        n: Extent on its other side: rows of y, or columns of the weight gradient.
-        stages: Slots of the load ring.
-    """
-
-    name: str
-    op: str
-    m: int
-    n: int
-    stages: int
-
-    struct = "HopperConfig"
-
-    @property
-    def tile_m(self) -> int:
-        """Rows of the result's tile."""
-        return self.n if self.op == GROUPED_MM else self.m
-
-    @property
-    def tile_n(self) -> int:
-        """Columns of the result's tile."""
-        return self.m if self.op == GROUPED_MM else self.n
-
-    @property
-    def consumers(self) -> int:
-        """Warpgroups that multiply."""
-        return self.m // 64
-
-    @property
-    def threads(self) -> int:
-        return 128 * (1 + self.consumers)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of one CTA; the same sum as `HopperConfig::shared_bytes`."""
-        return _hopper_shared_bytes(self.stages * (self.m + self.n) // 64, self.consumers)
-
-    def fields(self) -> dict[str, int]:
-        """The fields that the CUDA struct has, by name."""
-        return {"m": self.m, "n": self.n, "stages": self.stages}
-
-
-@dataclass(frozen=True, slots=True)
 class HopperRowsConfig(_OnHopper):
     """One tuning point of forward and input gradient on Hopper.
 
@@ -259,7 +210,7 @@ class PingpongConfig(_OnHopper):
         return {name: getattr(self, name) for name in ("m", "n", "m_stages", "n_stages", "bundle", "stored", "front")}
 
 
-WgmmaConfig = HopperConfig | HopperRowsConfig | PingpongConfig
+WgmmaConfig = HopperRowsConfig | PingpongConfig
 Config = TileConfig | WgmmaConfig
 
 CONFIGS: dict[str, Config] = {
@@ -271,7 +222,6 @@ CONFIGS: dict[str, Config] = {
         TileConfig("16x128", GROUPED_MM, 16, 128, 1, 4, 4, 3, 16),
         TileConfig("any-128x64", GROUPED_MM, 128, 64, 2, 2, 2, 2, 2),
         HopperRowsConfig("hopper-256x208", 256, 208, 256, 24),
-        HopperConfig("hopper-wgrad-128x256", WGRAD, 128, 256, 4),
         # perf: bench/notes/0007-hopper-wgrad-pingpong.md
         PingpongConfig("hopper-wgrad-pingpong-128x192", 128, 192, 5, 4, 4, 64, 75),
         TileConfig("wgrad-128x128", WGRAD, 128, 128, 2, 2, 3, 2, 16),

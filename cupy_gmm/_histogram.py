@@ -67,18 +67,7 @@ def whole(name: str, value: Any, least: int) -> int:
 
 
 def load(path: str | Path) -> list[Histogram]:
-    """Read histograms from a JSON file.
-
-    Args:
-        path: holds an object with a list `counts` (and perhaps `name`, `k`, `n`), a bare list of whole
-            numbers, or a list of either, one a step or layer, such as `Recorder.save` writes.
-
-    Returns:
-        At least one `Histogram`; one without a name is called after the file, numbered if of several.
-
-    Raises:
-        ArgumentError: no such file, not JSON, or not of this form; the message names file and place.
-    """
+    """Read histograms from a JSON file; `counts.load` describes its forms."""
     path = Path(path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -147,9 +147,7 @@ class Maps:
 
 def maps(problem: Problem, config: WgmmaConfig) -> Maps:
     """What the kernel of `config` needs to know of the operands of `problem`."""
-    if isinstance(config, PingpongConfig):
-        return _pingpong_maps(problem, config)
-    return _forward_maps(problem, config) if isinstance(config, HopperRowsConfig) else _wgrad_maps(problem)
+    return _forward_maps(problem, config) if isinstance(config, HopperRowsConfig) else _wgrad_maps(problem, config)
 
 
 def _forward_maps(problem: Problem, config: HopperRowsConfig) -> Maps:
@@ -196,14 +194,7 @@ def whole_column_blocks(problem: Problem) -> bool:
     return problem.k % 64 == 0 and problem.n % 64 == 0
 
 
-def _wgrad_maps(problem: Problem) -> Maps:
-    """Ragged boxes of x and dy for `sm90/grouped_mm_wgrad.cuh`."""
-    x_shape = _ragged(problem.dtype, problem.rows, problem.k, problem.a_strides[0])
-    dy_shape = _ragged(problem.dtype, problem.rows, problem.n, problem.b_strides[1])
-    return Maps((x_shape,), (dy_shape,), left_first=True)
-
-
-def _pingpong_maps(problem: Problem, config: PingpongConfig) -> Maps:
+def _wgrad_maps(problem: Problem, config: PingpongConfig) -> Maps:
     """Boxes of x, dy and the result for `sm90/grouped_mm_wgrad_pingpong.cuh`; of the latter two for either width."""
     widths = (config.n, PINGPONG_NARROW)
     whole = whole_column_blocks(problem)

@@ -37,16 +37,13 @@ class Variant:
         """The translation unit that NVRTC compiles."""
         config = self.config
         fields = ", ".join(f".{name} = {value}" for name, value in config.fields().items())
-        hopper = isinstance(config, WgmmaConfig)
         kernel, folder, suffix, params, operands = config.op, "", "", "Params", [self.a_layout, self.b_layout]
         stores: list[str] = []
         if isinstance(config, PingpongConfig):
             kernel, folder, suffix, params, operands = f"{kernel}_pingpong", "sm90/", "_sm90", "PingpongParams", []
-        elif hopper and config.op == GROUPED_MM:
+        elif isinstance(config, HopperRowsConfig):
             folder, suffix, params, operands = "sm90/", "_sm90", "HopperParams", [self.b_layout]
             stores = ["cupy_gmm::Store::" + ("kBoxes" if self.boxes else "kElements")]
-        elif hopper:
-            folder, suffix, params, operands = "sm90/", "_sm90", "HopperWgradParams", []
         arguments = ", ".join(
             ["kCfg", f"cupy_gmm::{DTYPES[self.dtype]}"] + [f"cupy_gmm::Layout::{o}" for o in operands] + stores
         )

@@ -2,6 +2,9 @@
 
 A histogram is the number of rows that each expert received, one whole number a group. Everything here is
 host arithmetic in Python integers, so no histogram is too large for it; nothing here knows a device.
+
+A count set holds the histograms of many steps and layers. Those named in `SETS` ship with the package:
+`load("moe-example")` gives a few telling histograms of one, `load_set("moe-example")` all of it.
 """
 
 import dataclasses
@@ -10,10 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ._histogram import Histogram, Recorder, check, load, whole
+from ._count_sets import SETS, CountSet, load, load_set
+from ._histogram import Histogram, Recorder, check, whole
 from .errors import ArgumentError
 
 __all__ = [
+    "SETS",
+    "CountSet",
     "Histogram",
     "Machine",
     "Recorder",
@@ -23,6 +29,7 @@ __all__ = [
     "check",
     "describe",
     "load",
+    "load_set",
     "rank_rows",
     "replay",
     "scale",

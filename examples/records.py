@@ -12,6 +12,7 @@ import numpy as np
 from .model import Config
 
 _SHOWN = 8  # so many steps in counts.json
+_POINTS = 200  # of a line of the picture, at most: it is some hundred pixels wide, and the file stays small
 State = dict[str, dict[str, Any]]
 
 
@@ -85,22 +86,31 @@ def write(folder: Path, name: str, history: History, entropy: float) -> None:
     draw(folder / "losses.svg", name, history, entropy)
 
 
+def thinned(values: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, values) of at most `_POINTS` points along the first axis, each the mean of as many neighbours."""
+    values = np.asarray(values, np.float64)
+    parts = np.array_split(np.arange(len(values)), min(len(values), _POINTS))
+    return np.array([part.mean() + 1 for part in parts]), np.array([values[part].mean(axis=0) for part in parts])
+
+
 def draw(path: Path, name: str, history: History, entropy: float) -> None:
-    """Losses of training and validation against the unigram entropy; above, how uneven the busiest layer was."""
+    """Losses of training and validation against the unigram entropy; beside, how uneven each layer's experts were."""
     import matplotlib
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.4, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    steps = range(1, history.step + 1)
-    left.plot(steps, history.losses, color="#2a7fc1", linewidth=0.8, alpha=0.6, label="training")
+    mean_of = -(-history.step // _POINTS)
+    step = "step" if mean_of == 1 else f"step (thin lines: means of {mean_of} steps)"
+    left.plot(*thinned(history.losses), color="#2a7fc1", linewidth=0.8, alpha=0.6, label="training")
     left.plot(*zip(*history.validation.items(), strict=True), color="#d55e00", marker="o", label="validation")
     left.axhline(entropy, color="#1f2328", linewidth=0.9, linestyle=":", label="unigram entropy")
-    left.set(title=name, xlabel="step", ylabel="loss, nats a byte")
+    left.set(title=name, xlabel=step, ylabel="loss, nats a byte")
     left.legend(frameon=False)
     counts = np.array(history.counts, np.float64)
-    right.plot(steps, counts.max(-1) / counts.mean(-1), linewidth=0.8)
+    right.plot(*thinned(counts.max(-1) / counts.mean(-1)), linewidth=0.8)
     right.legend([f"layer {layer}" for layer in range(counts.shape[1])], frameon=False)
-    right.set(title="How uneven the experts are", xlabel="step", ylabel="busiest expert / mean", ylim=(1, None))
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "cupy_gmm"}):
+    right.set(title="How uneven the experts are", xlabel=step, ylabel="busiest expert / mean", ylim=(1, None))
+    fonts = {"font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"]}  # each text repeats the list: a short one
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "cupy_gmm"} | fonts):
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": "cupy_gmm"})

@@ -58,7 +58,9 @@ def train(
         f"Unigram entropy of the validation text: {entropy:.3f} nats a byte."
     )
     last = min(config.steps, config.steps if until is None else until)
-    every, started, first = max(config.steps // _REPORTS, 1), time.perf_counter(), history.step
+    every = max(config.steps // _REPORTS, 1)
+    # The clock of the rate: from the last report to this one, without validation and checkpoints.
+    started, reported = time.perf_counter(), history.step
     for step in range(history.step + 1, last + 1):
         tokens = parts.put(data.batch(source, config.batch, config.context, seed, step))
         state, loss, counts = parts.step(state, tokens, step, learning_rate(config, step), config)
@@ -66,14 +68,17 @@ def train(
         history.counts.append(counts)
         if step % every == 0 or step in (1, last):
             _bring(parts, history)
+            rate = (step - reported) * config.batch * config.context / (time.perf_counter() - started)
             found = history.validation[step] = validate(parts, state["params"], config, held_out)
-            rate = (step - first) * config.batch * config.context / (time.perf_counter() - started)
             mean = float(np.mean(history.losses[-every:]))
             bar = "█" * round(20 * min(found / entropy, 1.5))
             console.print(f"step {step:5}  train {mean:.3f}  validation {found:.3f}  {rate:9,.0f} tokens/s  {bar}")
+            started, reported = time.perf_counter(), step
         if step % save_every == 0 or step == last:
             _bring(parts, history)
+            paused = time.perf_counter()
             records.save(folder, config, seed, _each(parts.get, state), history)
+            started += time.perf_counter() - paused
     records.write(folder, parts.name, history, entropy)
     final = list(history.validation.values())[-1]
     console.print(f"Validation loss / unigram entropy: {final / entropy:.3f}. Records in {folder}.")

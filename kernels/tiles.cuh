@@ -120,9 +120,39 @@ struct GroupWindow {
     i32 slots_end[32];
 };
 
+// Places of a walk over all local groups: the groups of the schedule by falling length, then (from a multiple of 32 on)
+// the local groups by id, of which only those that the schedule does not know count: they are empty.
+struct Places {
+    // -1 as group: none stands there.
+    struct Rows {
+        i32 group;
+        i32 first_row;
+        i32 end_row;
+    };
+
+    const Params& p;
+
+    __device__ int first_local() const { return (p.schedule_groups + 31) / 32 * 32; }
+    __device__ int count() const { return first_local() + (p.groups + 31) / 32 * 32; }
+
+    // Whatever the table holds, the rows lie inside the matrices.
+    __device__ Rows at(int place) const {
+        const Schedule schedule{p.schedule, p.schedule_groups};
+        const i64 offset = p.schedule[kGroupOffset];
+        if (place < p.schedule_groups) {
+            const i32 global = clamped(schedule.order()[place], 0, p.schedule_groups - 1);
+            const i64 local = global - offset;
+            if (local < 0 || local >= p.groups) return {-1, 0, 0};
+            const i32 first_row = clamped(schedule.bounds()[global], 0, p.rows);
+            return {static_cast<i32>(local), first_row, clamped(schedule.bounds()[global + 1], first_row, p.rows)};
+        }
+        const i64 local = place - first_local();
+        const bool unknown = local + offset < 0 || local + offset >= p.schedule_groups;
+        return {local >= 0 && local < p.groups && unknown ? static_cast<i32>(local) : -1, 0, 0};
+    }
+};
+
 // Walked by one whole warp. Tickets of a CTA only rise, so a window of 32 places is scanned once and then left behind.
-// Places are the groups of the schedule by falling length, then (from a multiple of 32 on) the local groups by id, of
-// which only those that the schedule does not know count: they are empty.
 struct GroupTiles {
     const Params& p;
     GroupWindow& window;
@@ -147,7 +177,7 @@ struct GroupTiles {
                 window.first_place += 32;
             }
             warp_sync();
-            if (window.first_place >= first_local() + p.groups) return {-1, 0, 0, 0, 0, 0, 0};
+            if (window.first_place >= Places{p}.count()) return {-1, 0, 0, 0, 0, 0, 0};
             scan();
         }
         const i32 inside = ticket - window.tickets_before;
@@ -170,34 +200,11 @@ struct GroupTiles {
     }
 
    private:
-    __device__ int first_local() const { return (p.schedule_groups + 31) / 32 * 32; }
-
     __device__ void scan() const {
-        const Schedule schedule{p.schedule, p.schedule_groups};
-        const i64 offset = p.schedule[kGroupOffset];
         const int lane = lane_id();
-        const int place = window.first_place + lane;
-        i32 group = -1;
-        i32 pieces = 0;
-        i32 first_row = 0;
-        i32 end_row = 0;
-        if (place < p.schedule_groups) {
-            const i32 global = clamped(schedule.order()[place], 0, p.schedule_groups - 1);
-            const i64 local = global - offset;
-            if (local >= 0 && local < p.groups) {
-                group = static_cast<i32>(local);
-                first_row = clamped(schedule.bounds()[global], 0, p.rows);
-                end_row = clamped(schedule.bounds()[global + 1], first_row, p.rows);
-                pieces = static_cast<i32>((end_row - first_row + static_cast<i64>(p.chunk) - 1) / p.chunk);
-                pieces = pieces > 1 ? pieces : 1;
-            }
-        } else if (place >= first_local() && place - first_local() < p.groups) {
-            const i64 global = place - first_local() + offset;
-            if (global < 0 || global >= p.schedule_groups) {
-                group = place - first_local();
-                pieces = 1;
-            }
-        }
+        const Places::Rows rows = Places{p}.at(window.first_place + lane);
+        i32 pieces = static_cast<i32>((rows.end_row - rows.first_row + static_cast<i64>(p.chunk) - 1) / p.chunk);
+        pieces = rows.group < 0 ? 0 : pieces > 1 ? pieces : 1;
         i32 tickets = pieces * tiles_per_group;
         i32 slots = pieces > 1 ? pieces : 0;
         for (int distance = 1; distance < 32; distance *= 2) {
@@ -208,9 +215,9 @@ struct GroupTiles {
                 slots += slots_below;
             }
         }
-        window.group[lane] = group;
-        window.first_row[lane] = first_row;
-        window.end_row[lane] = end_row;
+        window.group[lane] = rows.group;
+        window.first_row[lane] = rows.first_row;
+        window.end_row[lane] = rows.end_row;
         window.pieces[lane] = pieces;
         window.tickets_end[lane] = tickets;
         window.slots_end[lane] = slots;

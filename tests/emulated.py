@@ -26,8 +26,7 @@ MACHINE = ("fibers", "scheduler", "barriers", "copies", "products")
 FLAGS = "-std=c++20 -O1 -ffp-contract=off -fno-strict-aliasing -fPIC -I. -include device.h".split()
 KERNELS = {  # what tests/shim/*.cpp instantiates
     "forward": "hopper-256x208",
-    "wgrad": "hopper-wgrad-128x256",
-    "pingpong": "hopper-wgrad-pingpong-128x192",
+    "wgrad": "hopper-wgrad-pingpong-128x192",
 }
 DRAWS = 3  # seeds that share their operands: one for each order of threads
 GUARD = 1 << 16  # bytes before and behind an array: room for what a broken kernel writes
@@ -97,7 +96,7 @@ def lay_out(folder: Path) -> None:
     """The kernels with the twins over their `ptx/`; the declaration of shared memory becomes a call."""
     shutil.copytree(ROOT / "kernels", folder)
     shutil.copytree(SHIM, folder, dirs_exist_ok=True)
-    for name in ("grouped_mm", "grouped_mm_wgrad", "grouped_mm_wgrad_pingpong"):
+    for name in ("grouped_mm", "grouped_mm_wgrad_pingpong"):
         file = folder / "sm90" / f"{name}.cuh"
         text = file.read_text()
         assert text.count(DECLARATION) == 1, f"{file} declares its shared memory in another way"

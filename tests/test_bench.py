@@ -25,21 +25,6 @@ def torch():
     return pytest.importorskip("torch", reason="torch is not installed")
 
 
-# ---- problems
-
-
-def test_problems_are_chosen_by_name(tmp_path):
-    path = tmp_path / "counts.json"
-    path.write_text(json.dumps({"model": "M", "layer": 3, "counts": [5, 0, 30, 2]}))
-    everything = shapes.chosen(None, [str(path)])
-    assert len(everything) == len(shapes.PROBLEMS) + len(shapes.REPLAYS)
-    replay = everything[-1]
-    assert replay.rows == 65536 == sum(replay.counts)
-    assert shapes.chosen(["skewed", replay.name], [str(path)]) == [shapes.problem("skewed"), replay]
-    with pytest.raises(ValueError, match="no problem is called lopsided; there are balanced, skewed"):
-        shapes.chosen(["lopsided"])
-
-
 # ---- the judge
 
 

@@ -115,6 +115,50 @@ def test_numpy_run_learns_and_leaves_its_records(parts, tmp_path):
     assert "<svg" in (tmp_path / "losses.svg").read_text()
 
 
+def test_rates_are_of_training_alone_since_the_last_report(parts, tmp_path, monkeypatch, capsys):
+    """A clock that only a step, a validation batch and a checkpoint move: the first step compiles, say."""
+    now = [0.0]
+
+    def taking(seconds, function):
+        def call(*args):
+            now[0] += seconds
+            return function(*args)
+
+        return call
+
+    def step(state, tokens, number, rate, config):
+        now[0] += 1000.0 if number == 1 else 2.0
+        return state, 1.0, np.ones((config.layers, config.experts))
+
+    monkeypatch.setattr(training.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(records, "save", taking(500.0, records.save))
+    slow = dataclasses.replace(parts, step=step, loss=taking(100.0, lambda *_: 1.0))
+    training.train(slow, dataclasses.replace(SMALL, steps=36), tmp_path, save_every=4)
+    rates = re.findall(r"([\d,]+) tokens/s", capsys.readouterr().out)
+    assert rates == ["0"] + ["45"] * 12  # 5 x 18 tokens in 1,000 s, then in 2 s
+
+
+def test_lines_of_the_picture_are_means_of_neighbours():
+    steps, values = records.thinned(np.arange(10))
+    assert np.array_equal(steps, np.arange(1, 11))
+    assert np.array_equal(values, np.arange(10))
+    steps, values = records.thinned(np.stack([np.arange(2000), np.ones(2000)], axis=1))
+    assert len(steps) == len(values) <= 250
+    assert (steps[0], values[0].tolist()) == (5.5, [4.5, 1.0])
+
+
+def test_kept_results_are_those_of_the_set_that_ships():
+    """The record, its picture and the counts are of one run, which reached what it should."""
+    folder = ROOT / "examples" / "results"
+    kept = json.loads((folder / "moe_jax.json").read_text())
+    assert len(kept["train"]) == counts.load_set("moe-example").steps[-1] == model.FULL.steps
+    assert kept["validation"]["2000"] / kept["unigram_entropy"] < 0.3
+    table = (folder / "README.md").read_text()
+    for step, loss in kept["validation"].items():
+        assert re.search(rf"^\| {step} \| [\d.]+ \| {loss:.3f} \|", table, re.MULTILINE), step
+    assert (folder / "moe_jax.svg").stat().st_size < 60_000
+
+
 def test_resumed_run_has_the_same_bits(parts, tmp_path):
     whole = training.train(parts, SMALL, tmp_path / "whole", until=6)
     training.train(parts, SMALL, tmp_path / "halves", until=4)

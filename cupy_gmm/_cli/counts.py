@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..counts import Histogram, Machine, describe, load, rank_rows, scale, tile
+from ..counts import SETS, Histogram, Machine, describe, rank_rows, scale, tile
+from . import source
 from .output import Json, emit, table
 
 # Of a file with more histograms than this, the tables show only the worst, the middle and the best.
@@ -18,9 +19,18 @@ _DEFAULT = Machine()
 
 def counts(
     files: Annotated[
-        list[Path],
-        typer.Argument(help='JSON: {"counts": [3, 0, 5]}, a bare list, or a list of either, one a step.'),
-    ],
+        list[str] | None,
+        typer.Argument(
+            help='JSON: {"counts": [3, 0, 5]}, a bare list, or a list of either, one a step; an .npz of steps and '
+            f"layers; or a count set that ships: {', '.join(SETS)}, the default."
+        ),
+    ] = None,
+    steps: Annotated[
+        list[int] | None, typer.Option("--step", help="Of a count set: this training step; give it several times.")
+    ] = None,
+    layers: Annotated[
+        list[int] | None, typer.Option("--layer", help="Of a count set: this layer; give it several times.")
+    ] = None,
     k: Annotated[int | None, typer.Option(help="Reduction length; default: the file's, else 4096.")] = None,
     n: Annotated[int | None, typer.Option(help="Columns of the output; default: the file's, else 2048.")] = None,
     rows: Annotated[
@@ -51,13 +61,16 @@ def counts(
 
     The predicted time is a simple model (`cupy_gmm.counts.tile` documents it), good for comparing tile
     heights; measure before you decide.
+
+    With no file it shows a few histograms of **moe-example**, counts that were recorded while the language
+    model of `examples/` trained; `--step` and `--layer` pick others. They are called NAME-sSTEP-lLAYER.
     """
     machine = Machine(sms, tflops, bandwidth, l2_bandwidth)
     heights = tile_m or [64, 128, 256]
     reports: list[dict[str, Any]] = []
-    for path in files:
+    for path in files or SETS[:1]:
         found = []
-        for item in load(path):
+        for item in source.histograms(path, steps, layers):
             values = item.counts if rows is None else scale(item.counts, rows)
             depth, width = (_first(k, item.k, 4096), _first(n, item.n, 2048))
             found.append(_report(item, values, depth, width, heights, tile_n, machine))
@@ -107,6 +120,8 @@ def _draw(console: Console, document: dict[str, Any], every: bool) -> None:
         if len(found) > _MANY and not every:
             notes.append(f"{file}: the worst, middle and best of {len(found)} are shown; --all shows all.")
             found = _worst_middle_best(found)
+        if file in SETS:
+            notes.append(source.told(file))
         reports += found
     if "picture" in document:
         notes.append(f"Picture: {document['picture']}")

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from .. import _device
-from ..counts import Machine, describe, load, tile
+from ..counts import SETS, Histogram, Machine, describe, tile
 from ..errors import ArgumentError, UnsupportedError
-from . import figures, step, text
+from . import figures, source, step, text
 from .output import Json, emit, mark, table
 
 _HEIGHTS = (16, 32, 64, 128, 256)
@@ -27,13 +27,24 @@ def demo(
         typer.Option("--text", help="Text to route, one token a byte; default: Python's own documentation."),
     ] = None,
     counts_file: Annotated[
-        Path | None, typer.Option("--counts", help="Replay recorded counts (JSON), scaled to --tokens.")
+        str | None,
+        typer.Option(
+            "--counts",
+            help="Replay these counts, scaled to --tokens: a file as for `counts`, or a count set; "
+            f"default {SETS[0]}, where the router does not decide.",
+        ),
     ] = None,
+    at_step: Annotated[int | None, typer.Option("--step", help="Of a count set: the training step to replay.")] = None,
+    layer_number: Annotated[int | None, typer.Option("--layer", help="Of a count set: the layer to replay.")] = None,
+    router: Annotated[
+        bool, typer.Option("--router", help="Replay nothing: a fixed random router decides, as with --text.")
+    ] = False,
     tokens: Annotated[int | None, typer.Option(min=1, help="Default 4096; on a GPU 8192.")] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="Default 256; on a GPU 2048.")] = None,
     inner: Annotated[int | None, typer.Option(min=1, help="Default 512; on a GPU 1024.")] = None,
     experts: Annotated[
-        int | None, typer.Option(min=1, help="Default 32; on a GPU 64; with --counts the file's.")
+        int | None,
+        typer.Option(min=1, help="Default: as recorded, else 32, on a GPU 64. Another number calls for the router."),
     ] = None,
     top_k: Annotated[int | None, typer.Option(min=1, help="Experts a token; default 2; on a GPU 4.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, router and gradient.")] = 0,
@@ -45,31 +56,35 @@ def demo(
 ) -> None:
     """Run one expert layer on real text, check every number, time it and draw it.
 
-    Each byte of the text is a token; a fixed random router sends it to its experts, so the counts are as
-    uneven as language. One expert is kept empty and one gets a single row, where other libraries have failed.
+    Each byte of the text is a token. How many tokens each expert receives is replayed from what was recorded
+    while the language model of `examples/` trained: by default one layer at an early step, when one expert had
+    six times its share and others a row or none. `--step` and `--layer` pick other counts, `--counts` a file of
+    yours. With `--text` or `--router` a fixed random router sends each token to its experts instead: counts as
+    uneven as language, one expert kept empty and one with a single row, where other libraries have failed.
+
     Then `expert_ffn` and `expert_ffn_backward` run in bfloat16, on the GPU where there is one and in NumPy
     elsewhere, and a plain loop over the experts in float64 judges the results element by element. Exit code
     1 if one is wrong.
     """
     on_gpu = not cpu and _device.count() > 0
-    recorded = None if counts_file is None else load(counts_file)[0]
+    if router and (counts_file, at_step, layer_number) != (None, None, None):
+        raise ArgumentError("`--router` replays no counts: leave it out, or leave out --counts, --step and --layer")
+    recorded = _recorded(counts_file, at_step, layer_number, router or text_file is not None, experts)
     asked = {"tokens": tokens, "hidden": hidden, "inner": inner, "experts": experts, "top_k": top_k}
     if recorded is not None:
-        if experts not in (None, len(recorded.counts)):
-            raise ArgumentError(f"`--experts` is {experts}: expected {len(recorded.counts)} as in {counts_file}")
         asked["experts"] = len(recorded.counts)
     defaults = _ON_GPU if on_gpu else _ON_CPU
     sizes = dataclasses.replace(defaults, **{name: value for name, value in asked.items() if value is not None})
-    source = text.standard_library() if text_file is None else text.read(text_file)
-    if len(source) < sizes.tokens:
+    letters = text.standard_library() if text_file is None else text.read(text_file)
+    if len(letters) < sizes.tokens:
         if tokens is not None:
-            raise ArgumentError(f"`--tokens` is {tokens}: expected at most {len(source)}, the bytes of the text")
-        sizes = dataclasses.replace(sizes, tokens=len(source))
+            raise ArgumentError(f"`--tokens` is {tokens}: expected at most {len(letters)}, the bytes of the text")
+        sizes = dataclasses.replace(sizes, tokens=len(letters))
     if sizes.top_k > sizes.experts:
         raise ArgumentError(f"`--top-k` is {sizes.top_k}: expected at most {sizes.experts}, the number of experts")
 
     xp = _gpu_arrays() if on_gpu else np
-    layer = step.make(xp, source[: sizes.tokens], sizes, None if recorded is None else recorded.counts, seed)
+    layer = step.make(xp, letters[: sizes.tokens], sizes, None if recorded is None else recorded.counts, seed)
     result = step.run(layer, sizes, on_gpu)
     machine = Machine(sms=_device.info(0).sm_count) if on_gpu else Machine()
     heights = [tile(result["counts"], k=sizes.hidden, n=2 * sizes.inner, tile_m=m, machine=machine) for m in _HEIGHTS]
@@ -78,7 +93,7 @@ def demo(
         "device": _device.info(0).name if on_gpu else "the CPU (NumPy)",
         "on_gpu": on_gpu,
         "text": text_file or "the standard library's documentation",
-        "replayed": counts_file,
+        "replayed": None if recorded is None else counts_file or SETS[0],
         "sizes": sizes,
         "seed": seed,
         "skew": describe(result["counts"]),
@@ -97,6 +112,26 @@ def demo(
         raise typer.Exit(1)
 
 
+def _recorded(
+    name: str | None, at_step: int | None, layer: int | None, routes: bool, experts: int | None
+) -> Histogram | None:
+    """The histogram to replay; None where the router decides: if it shall, or if another number of experts is wanted
+    than the default set has. `routes`: the router shall where no counts are named."""
+    if (at_step is None) != (layer is None):
+        raise ArgumentError("`--step` and `--layer` go together: the demo replays one layer at one step")
+    named = name is not None or at_step is not None
+    if routes and not named:
+        return None
+    name = name or SETS[0]
+    picked = ([at_step], [layer]) if at_step is not None and layer is not None else (None, None)
+    found = source.histograms(name, *picked)[0]
+    if experts in (None, len(found.counts)):
+        return found
+    if named:
+        raise ArgumentError(f"`--experts` is {experts}: expected {len(found.counts)} as in {name}")
+    return None
+
+
 def _gpu_arrays() -> Any:
     try:
         import cupy
@@ -111,13 +146,18 @@ def _gpu_arrays() -> Any:
 def _draw(console: Console, document: dict[str, Any]) -> None:
     sizes, skew, timings = document["sizes"], document["skew"], document["timings"]
     replayed = document["replayed"]
-    origin = f"with counts replayed from {replayed}" if replayed else f"of {document['text']}"
+    origin = "chosen by a fixed random router"
+    if replayed:
+        origin = f"replayed from {document['name']}" + ("" if replayed in SETS else f" of {replayed}")
     console.print(
-        f"[bold]One expert layer on {document['device']}[/], bfloat16: {sizes.tokens:,} tokens "
-        f"{escape(origin)},\nhidden {sizes.hidden}, inner {sizes.inner}, {sizes.experts} experts, "
-        f"top {sizes.top_k}: {skew.rows:,} rows, {skew.smallest:,} to {skew.largest:,} an expert, "
+        f"[bold]One expert layer on {document['device']}[/], bfloat16: {sizes.tokens:,} tokens of "
+        f"{escape(str(document['text']))},\nhidden {sizes.hidden}, inner {sizes.inner}, {sizes.experts} experts, "
+        f"top {sizes.top_k}; experts {escape(origin)}:\n"
+        f"{skew.rows:,} rows, {skew.smallest:,} to {skew.largest:,} an expert, "
         f"mean {skew.mean:,.0f}, {skew.empty} empty, Gini {skew.gini:.2f}."
     )
+    if replayed in SETS:
+        console.print(source.told(replayed))
     caption = "1 or less is right; rounding to bfloat16 takes most of it, so values just below 1 are normal."
     columns = ("quantity", "shape", "type", "worst error / bound", "")
     checks = table("Against a loop over the experts in float64", *columns, caption=caption)

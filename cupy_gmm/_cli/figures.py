@@ -89,6 +89,7 @@ def demo(document: dict[str, Any]) -> "Figure":
     """Rows of each expert, what tiles make of them, and each quantity's worst error against its bound."""
     skew, counts = document["skew"], document["counts"]
     title = f"One expert layer on {document['device']}: {skew.rows:,} rows to {skew.groups} experts"
+    title += f", counts of {document['name']}" if document["replayed"] else ""
     figure, (left, middle, right) = _canvas(title, 3)
     left.bar(range(len(counts)), counts, width=0.85, color=_COLOURS[0])
     _mean_line(left, skew.mean, f"mean {skew.mean:,.0f}")

@@ -39,7 +39,7 @@ struct BundleWindow {
     Bundle bundle;  // the last one that was asked for
 };
 
-// Walked by one whole warp; its tickets only rise. Places are those of GroupTiles, from the back in falling order.
+// Walked by one whole warp; its tickets only rise. From the back, places are walked in falling order.
 template <PingpongConfig kCfg>
 struct BundleWalk {
     const Params& p;
@@ -81,7 +81,7 @@ struct BundleWalk {
                 window.first_place += 32;
             }
             warp_sync();
-            if (window.first_place >= places()) return {-1, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+            if (window.first_place >= Places{p}.count()) return {-1, 0, 0, 0, 0, 0, 0, 0, 0, 0};
             scan();
         }
         const u32 inside = ticket - window.tickets_before;
@@ -118,9 +118,6 @@ struct BundleWalk {
         return bundle;
     }
 
-    __device__ int first_local() const { return (p.schedule_groups + 31) / 32 * 32; }
-    __device__ int places() const { return first_local() + (p.groups + 31) / 32 * 32; }
-
     __device__ void set_columns(Bundle& bundle, i32 tile) const {
         bundle.col = cut.columns().first(tile);
         bundle.cols = cut.columns().width(tile);
@@ -142,32 +139,12 @@ struct BundleWalk {
     }
 
     __device__ void scan() const {
-        const Schedule schedule{p.schedule, p.schedule_groups};
-        const i64 offset = p.schedule[kGroupOffset];
         const int lane = lane_id();
         const int index = window.first_place + lane;
-        const int place = window.from_back ? places() - 1 - index : index;
-        i32 group = -1;
-        i32 pieces = 0;
-        i32 first_row = 0;
-        i32 end_row = 0;
-        if (place < p.schedule_groups) {
-            const i32 global = clamped(schedule.order()[place], 0, p.schedule_groups - 1);
-            const i64 local = global - offset;
-            if (local >= 0 && local < p.groups) {
-                group = static_cast<i32>(local);
-                first_row = clamped(schedule.bounds()[global], 0, p.rows);
-                end_row = clamped(schedule.bounds()[global + 1], first_row, p.rows);
-                pieces = cut.pieces(end_row - first_row);
-            }
-        } else if (place >= first_local() && place - first_local() < p.groups) {
-            const i64 global = place - first_local() + offset;
-            if (global < 0 || global >= p.schedule_groups) {
-                group = place - first_local();
-                pieces = 1;
-            }
-        }
-        u32 tickets = group < 0 ? 0u : static_cast<u32>(cut.tickets(end_row - first_row, pieces));
+        const Places::Rows rows = Places{p}.at(window.from_back ? Places{p}.count() - 1 - index : index);
+        const i32 length = rows.end_row - rows.first_row;
+        const i32 pieces = rows.group < 0 ? 0 : cut.pieces(length);
+        u32 tickets = rows.group < 0 ? 0u : static_cast<u32>(cut.tickets(length, pieces));
         u32 slots = pieces > 1 ? static_cast<u32>(pieces) : 0u;
         for (int distance = 1; distance < 32; distance *= 2) {
             const u32 tickets_below = warp_shfl_up(tickets, distance);
@@ -177,9 +154,9 @@ struct BundleWalk {
                 slots = saturated(slots, slots_below);
             }
         }
-        window.group[lane] = group;
-        window.first_row[lane] = first_row;
-        window.end_row[lane] = end_row;
+        window.group[lane] = rows.group;
+        window.first_row[lane] = rows.first_row;
+        window.end_row[lane] = rows.end_row;
         window.pieces[lane] = pieces;
         window.tickets_end[lane] = tickets;
         window.slots_end[lane] = slots;

@@ -1,4 +1,4 @@
-// HopperConfig, PingpongConfig: a tuning point of the kernels for sm_90a, and every byte of their shared memory.
+// HopperRowsConfig, PingpongConfig: a tuning point of the kernels for sm_90a, and every byte of their shared memory.
 #pragma once
 
 #include "../config.cuh"
@@ -25,25 +25,6 @@ constexpr int hopper_shared_bytes(int blocks, int consumers) {
 // Ragged tensor maps (cupy_gmm/_tensormap.py has the arithmetic): coordinates {column, kRagged - (end - row), end,
 // kRagged} name `row` of a matrix that ends at row `end`; past it the copy engine reads zeros and writes nothing.
 inline constexpr i32 kRagged = 1 << 30;
-
-struct HopperConfig {
-    int m;       // extent of a tile on wgmma's 64-row side: 64 for each consumer warpgroup
-    int n;       // extent on its other side
-    int stages;  // of the load ring
-
-    // Of a thread, once its role is known: 40 + 2 * 232 <= 168 * 3.
-    static constexpr int producer_registers() { return 40; }
-    static constexpr int consumer_registers() { return 232; }
-    constexpr int consumers() const { return m / 64; }
-    constexpr int threads() const { return 128 * (1 + consumers()); }
-    constexpr int stage_blocks() const { return (m + n) / 64; }
-    constexpr int blocks() const { return stages * stage_blocks(); }
-    constexpr int shared_bytes() const { return hopper_shared_bytes(blocks(), consumers()); }
-
-    constexpr bool legal() const {
-        return m == 128 && n % 64 == 0 && n <= 256 && stages >= 2 && stages <= kStageSlots && shared_bytes() <= 232448;
-    }
-};
 
 // Forward and input gradient. A wide tile gives each consumer warpgroup twice 64 columns, which use the tokens in
 // shared memory twice as often; its accumulators allow fewer of them.

@@ -81,7 +81,7 @@ template <class T, Layout kWLayout, Store kStore, int kHalves, int kTokens, Hopp
 __device__ __forceinline__ void consume_tile(const HopperParams& h, const Barriers<kCfg, RowTile>& barriers,
                                              int warpgroup, const RowTile& tile, float* acc,
                                              StageRing<kCfg.blocks()>& ring) {
-    const HopperMainloop<T, kWLayout == Layout::kMnMajor, false, kTokens, kHalves, kCfg, RowTile> mainloop{
+    const HopperMainloop<T, kWLayout == Layout::kMnMajor, kTokens, kHalves, kCfg, RowTile> mainloop{
         barriers, warpgroup, forward_steps(h.p, tile), stage_blocks<kCfg>(tile)};
     mainloop.run(acc, rounded_tokens(tile.rows), ring);
     const HopperEpilogue<T, kStore, kHalves, kTokens> epilogue{&h.y, h.p, barriers.storage.staged[warpgroup][0],

@@ -62,8 +62,7 @@ __device__ __forceinline__ void consume_in_turn(const PingpongParams& h, const P
                                               tile.piece,
                                               tile.pieces,
                                               tile.slot};
-        warp_sync();  // all lanes have read the description
-        if (lane_id() == 0) mbarrier_arrive(barriers.forgotten(slot));
+        mbarrier_arrive(barriers.forgotten(slot));
         if (written) epilogue.run(acc);
     }
 }

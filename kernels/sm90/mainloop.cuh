@@ -10,14 +10,14 @@
 
 namespace cupy_gmm {
 
-// kMTransposed, kNTransposed: that operand is MN-major in shared memory, in blocks of 64 k lines by 64 mn.
+// kMTransposed: the weights are MN-major in shared memory, in blocks of 64 k lines by 64 mn; tokens are K-major.
 // kHalves: blocks of 64 rows that the warpgroup multiplies; the accumulators of each begin at a multiple of kMostN / 2.
-template <class T, bool kMTransposed, bool kNTransposed, int kMostN, int kHalves, auto kCfg, class Tile>
+template <class T, bool kMTransposed, int kMostN, int kHalves, auto kCfg, class Tile>
 struct HopperMainloop {
     static constexpr int kMBytes = kCfg.consumers() * kHalves * kBlockBytes;
     // From one 16 k to the next, in descriptor units of 16 bytes: 16 lines, or 32 bytes along a line.
     static constexpr u64 kMStep = kMTransposed ? 16 * kLineBytes / 16 : 32 / 16;
-    static constexpr u64 kNStep = kNTransposed ? 16 * kLineBytes / 16 : 32 / 16;
+    static constexpr u64 kNStep = 32 / 16;
 
     const Barriers<kCfg, Tile>& barriers;
     int warpgroup;
@@ -47,13 +47,13 @@ struct HopperMainloop {
             ring.fit(blocks);
             const u32 stage = barriers.ring() + ring.offset();
             const u64 m = wgmma_descriptor(stage + warpgroup * kHalves * kBlockBytes, 0, 8 * kLineBytes);
-            const u64 n = wgmma_descriptor(stage + kMBytes, kNTransposed ? kBlockBytes : 0, 8 * kLineBytes);
+            const u64 n = wgmma_descriptor(stage + kMBytes, 0, 8 * kLineBytes);
             wgmma_fence();
 #pragma unroll
             for (int k16 = 0; k16 < kTileK / 16; ++k16) {
 #pragma unroll
                 for (int half = 0; half < kHalves; ++half) {
-                    Wgmma<T, kN, kMTransposed, kNTransposed>::run(
+                    Wgmma<T, kN, kMTransposed, false>::run(
                         acc + half * kMostN / 2, m + k16 * kMStep + half * (kBlockBytes / 16), n + k16 * kNStep);
                 }
             }

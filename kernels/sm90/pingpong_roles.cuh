@@ -63,7 +63,7 @@ struct PingpongBarriers {
         }
         for (int s = 0; s < kPingpongSlots; ++s) {
             mbarrier_init(announced(s), 1);
-            mbarrier_init(forgotten(s), 2 + 4);
+            mbarrier_init(forgotten(s), 2 + 128);  // all that read it
         }
         mbarrier_init(claim(), 1);
         for (int w = 0; w < 2; ++w) mbarrier_init(turn(w), 4);
@@ -165,18 +165,25 @@ __device__ void announce_bundles(const Params& p, const PingpongBarriers<kCfg>& 
     }
 }
 
+// A loading thread: body(tile) for every tile.
+template <PingpongConfig kCfg, class Body>
+__device__ __forceinline__ void for_each_announced(const PingpongBarriers<kCfg>& barriers, const Body& body) {
+    for (RingPosition<kPingpongSlots> at;; at.advance()) {
+        wait_for(barriers.announced(at.slot), at.phase);
+        const PingpongTile tile = barriers.storage.tile[at.slot];
+        mbarrier_arrive(barriers.forgotten(at.slot));
+        if (tile.ended()) return;
+        body(tile);
+    }
+}
+
 // The loading thread of the m side: every stage of every tile. It also says when the next ticket is due. What a copy
 // needs is known before its stage is free.
 template <PingpongConfig kCfg>
 __device__ void load_m_side(const PingpongParams& h, const PingpongBarriers<kCfg>& barriers) {
     const bool whole = (h.p.flags & kWholeColumnBlocks) != 0;
     RingPosition<kCfg.m_stages> ring;
-    RingPosition<kPingpongSlots> at;
-    for (;; at.advance()) {
-        wait_for(barriers.announced(at.slot), at.phase);
-        const PingpongTile tile = barriers.storage.tile[at.slot];
-        mbarrier_arrive(barriers.forgotten(at.slot));
-        if (tile.ended()) return;
+    for_each_announced(barriers, [&](const PingpongTile& tile) {
         const int steps = tile.steps();
         const int claim_at = tile.arrivals == 1 ? -1 : steps > kClaimAhead ? steps - kClaimAhead : 0;
         if (claim_at >= 0 && steps == 0) mbarrier_arrive(barriers.claim());
@@ -190,7 +197,7 @@ __device__ void load_m_side(const PingpongParams& h, const PingpongBarriers<kCfg
             before_end += kTileK;
             ring.advance();
         }
-    }
+    });
 }
 
 // The loading thread of the n side: once a bundle.
@@ -198,16 +205,11 @@ template <PingpongConfig kCfg>
 __device__ void load_n_side(const PingpongParams& h, const PingpongBarriers<kCfg>& barriers) {
     const bool whole = (h.p.flags & kWholeColumnBlocks) != 0;
     RingPosition<kCfg.n_stages> ring;
-    RingPosition<kPingpongSlots> at;
-    for (;; at.advance()) {
-        wait_for(barriers.announced(at.slot), at.phase);
-        const PingpongTile tile = barriers.storage.tile[at.slot];
-        mbarrier_arrive(barriers.forgotten(at.slot));
-        if (tile.ended()) return;
-        const int steps = tile.nth == 0 ? tile.steps() : 0;
+    for_each_announced(barriers, [&](const PingpongTile& tile) {
+        if (tile.nth > 0) return;
         const TensorMap* const map = &h.b[tile.cols < kCfg.n ? 1 : 0];
         i32 before_end = -tile.rows();
-        for (int step = 0; step < steps; ++step) {
+        for (int step = 0; step < tile.steps(); ++step) {
             const u32 target = shared_address(barriers.storage.n_stage[ring.slot]);
             const u32 loaded = barriers.n_loaded(ring.slot);
             wait_for(barriers.n_consumed(ring.slot), ring.phase ^ 1);
@@ -215,7 +217,7 @@ __device__ void load_n_side(const PingpongParams& h, const PingpongBarriers<kCfg
             before_end += kTileK;
             ring.advance();
         }
-    }
+    });
 }
 
 }  // namespace cupy_gmm

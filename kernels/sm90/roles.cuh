@@ -1,4 +1,4 @@
-// What the warps of a Hopper CTA do besides the product: hand out tiles, load, receive. Used by both Hopper kernels.
+// What the warps of the forward kernel do besides the product: hand out tiles, load, receive.
 //
 // Barriers are named by the state that they announce: loaded (a stage holds data), consumed (a stage may be filled),
 // announced (a tile is described), forgotten (its description may be overwritten), claim (take the next ticket).
@@ -43,38 +43,15 @@ struct Barriers {
         }
         for (int s = 0; s < kTileSlots; ++s) {
             mbarrier_init(announced(s), 1);
-            mbarrier_init(forgotten(s), 2 + 4 * kCfg.consumers());
+            mbarrier_init(forgotten(s), 2 + 128 * kCfg.consumers());  // all that read it
         }
         mbarrier_init(claim(), 1);
         fence_mbarrier_init();
     }
 };
 
-// One whole warp takes tickets and announces tiles. tiles.at(ticket) -> Tile, called by all lanes.
-template <auto kCfg, class Tile, class Tiles>
-__device__ void announce_tiles(const Params& p, const Barriers<kCfg, Tile>& barriers, const Tiles& tiles) {
-    i32 ticket = static_cast<i32>(blockIdx.x);
-    RingPosition<kTileSlots> at;
-    for (u32 turn = 0;; ++turn) {
-        if (turn > 0) {
-            if (lane_id() == 0) {
-                wait_for(barriers.claim(), (turn - 1) & 1);
-                ticket = atomic_add(p.tickets, 1) + static_cast<i32>(gridDim.x);
-            }
-            ticket = warp_shfl(ticket, 0);
-        }
-        const Tile tile = tiles.at(ticket);
-        if (lane_id() == 0) {
-            wait_for(barriers.forgotten(at.slot), at.phase ^ 1);
-            barriers.storage.tile[at.slot] = tile;
-            mbarrier_arrive(barriers.announced(at.slot));
-        }
-        if (tile.ended()) return;
-        at.advance();
-    }
-}
-
-// As `announce_tiles`, by one thread: queue.describe(tile), which has no rows if there is nothing to do, and claim().
+// One thread takes tickets and announces tiles: queue.describe(tile), which has no rows if there is nothing to do, and
+// claim().
 template <auto kCfg, class Tile, class Queue>
 __device__ void announce_queue(const Barriers<kCfg, Tile>& barriers, const Queue& queue) {
     u32& nth = queue.mine.announced;
@@ -125,26 +102,10 @@ __device__ __forceinline__ const Tile& await_tile(const Barriers<kCfg, Tile>& ba
     return barriers.storage.tile[at.slot()];
 }
 
-// Called by whole warps, after the last of their threads has read the tile.
+// Every thread for itself, after it has read the tile: an arrival speaks for nobody else's reads.
 template <auto kCfg, class Tile>
 __device__ __forceinline__ void forget_tile(const Barriers<kCfg, Tile>& barriers, const TileSlot& at) {
-    warp_sync();
-    if (lane_id() == 0) mbarrier_arrive(barriers.forgotten(at.slot()));
-}
-
-// A consumer warp: one lane reads the announced tile and lets go of it; the others hear of it from that lane.
-template <auto kCfg, class Tile>
-__device__ __forceinline__ Tile receive_tile(const Barriers<kCfg, Tile>& barriers, const RingPosition<kTileSlots>& at) {
-    Tile tile{};
-    if (lane_id() == 0) {
-        wait_for(barriers.announced(at.slot), at.phase);
-        tile = barriers.storage.tile[at.slot];
-        mbarrier_arrive(barriers.forgotten(at.slot));
-    }
-    i32* words = reinterpret_cast<i32*>(&tile);
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(Tile) / 4); ++i) words[i] = warp_shfl(words[i], 0);
-    return tile;
+    mbarrier_arrive(barriers.forgotten(at.slot()));
 }
 
 }  // namespace cupy_gmm

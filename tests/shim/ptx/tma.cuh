@@ -12,8 +12,6 @@ struct alignas(64) TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128, "CUtensorMap");
 
-inline void prefetch_tensormap(const TensorMap*) {}
-
 inline void tma_load_2d(u32 shared, const TensorMap* map, u32 barrier, i32 c0, i32 c1) {
     shim::copy_box(shared, map, barrier, 2, {c0, c1});
 }
