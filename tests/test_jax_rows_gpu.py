@@ -181,7 +181,7 @@ def test_shard_map(jax, face, rng):
 # ---- in processes of their own
 
 PROGRAM = """
-import hashlib, json
+import hashlib, json, sys
 import numpy as np, jax, jax.numpy as jnp
 import cupy_gmm.jax as face
 from cupy_gmm.jax import _handler
@@ -206,7 +206,7 @@ def step(x, up, down, ids, weights):
     return jax.value_and_grad(loss, (0, 1, 2, 3))(x, up, down, weights)
 
 digest = hashlib.sha256()
-for seed in range(20):
+for seed in range(int(sys.argv[1])):
     ids = np.random.default_rng(seed).integers(-1, 9, (1009, 6)).astype(np.int32)
     for leaf in jax.tree.leaves(step(jnp.roll(x, seed, 0), up, down, ids, weights)):
         digest.update(np.asarray(leaf).tobytes())
@@ -214,18 +214,23 @@ print(json.dumps({"digest": digest.hexdigest(), **called}))
 """
 
 
-def run(**environment):
-    done = apart.python(PROGRAM, XLA_PYTHON_CLIENT_PREALLOCATE="false", **environment)
+def run(steps, **environment):
+    done = apart.python(PROGRAM, str(steps), XLA_PYTHON_CLIENT_PREALLOCATE="false", **environment)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_command_buffers(jax):
-    """C70: on and off give the same bits for changing ids. Off, a step of two layers calls 14 beside the products."""
-    off = run(XLA_FLAGS="--xla_gpu_enable_command_buffer=")
-    on = run()
-    assert (off["rows"], off["fill"], off["product"]) == (20 * 14, 20 * 2, 20 * 12)
+    """C70: on and off give the same bits for changing ids.
+
+    Off, a step of two layers calls 14 beside two schedules and twelve products. On, XLA calls the handlers only to
+    record: in its first steps, and when arrays have come to lie elsewhere.
+    """
+    steps = 100
+    off = run(steps, XLA_FLAGS="--xla_gpu_enable_command_buffer=")
+    on = run(steps)
+    assert (off["rows"], off["fill"], off["product"]) == (14 * steps, 2 * steps, 12 * steps)
     assert on["digest"] == off["digest"]
-    assert on["rows"] <= off["rows"]
+    assert 0 < on["rows"] < off["rows"] / 2, on
 
 
 def test_restart_with_the_compilation_cache(jax, tmp_path):
@@ -235,4 +240,4 @@ def test_restart_with_the_compilation_cache(jax, tmp_path):
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    assert run(**options)["digest"] == run(**options)["digest"]
+    assert run(20, **options)["digest"] == run(20, **options)["digest"]
