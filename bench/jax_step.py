@@ -6,6 +6,10 @@ Two products, their two input gradients and two weight gradients a step, in one 
 the host's clock, many steps in flight, the contenders taking turns; run it again with
 `XLA_FLAGS=--xla_gpu_enable_command_buffer=` to see it without command buffers. Where XLA replays a command buffer it
 does not call the handlers at all.
+
+A handler's time runs from the first thing that it reads to the return of its last launch. Of it, `launches` is the time
+inside CuPy's launchKernel and memsetAsync: the driver, and the wait for Python's lock, which CuPy gives up meanwhile.
+`Python` is the rest, with half a microsecond of the clock's own. What ctypes does before and behind is in neither.
 """
 
 import argparse
@@ -13,6 +17,7 @@ import os
 import statistics
 import sys
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -23,33 +28,60 @@ import jax.numpy as jnp
 
 import cupy_gmm.jax
 from bench import shapes
+from cupy_gmm import _device, _launch
 from cupy_gmm.jax import _abi, _handler
 
 ROUNDS = 9
 
 
 class Handlers:
-    """Times of the handlers from the first thing that they read to the return of the last launch."""
+    """Seconds in the handlers: all, and in launches. To be made before the first of them runs."""
 
     def __init__(self) -> None:
-        self.times: dict[str, list[float]] = {}
-        self._began = 0.0
-        attribute = _abi.attribute
+        self.times: dict[str, list[tuple[float, float]]] = {}
+        self._began = self._launches = 0.0
+        attribute, cuda = _abi.attribute, _device.import_cupy().cuda
 
         def first(frame: int) -> bytes:
-            self._began = time.perf_counter()
+            self._began, self._launches = time.perf_counter(), 0.0
             return attribute(frame)
 
         _abi.attribute = first
+        launching = types.SimpleNamespace(
+            driver=types.SimpleNamespace(launchKernel=self._launching(cuda.driver.launchKernel)),
+            runtime=types.SimpleNamespace(memsetAsync=self._launching(cuda.runtime.memsetAsync)),
+        )
+        _launch._cuda = lambda: launching  # type: ignore[assignment]
         for kind in (_handler.Schedule, _handler.Product):
             kind.__call__ = self._timed(kind.__name__, kind.__call__)  # type: ignore[method-assign]
+
+    def _launching(self, call: Callable[..., None]) -> Callable[..., None]:
+        def timed(*arguments: Any) -> None:
+            began = time.perf_counter()
+            call(*arguments)
+            self._launches += time.perf_counter() - began
+
+        return timed
 
     def _timed(self, name: str, call: Callable[..., None]) -> Callable[..., None]:
         def timed(launch: Any, *rest: Any) -> None:
             call(launch, *rest)
-            self.times.setdefault(name, []).append(time.perf_counter() - self._began)
+            self.times.setdefault(name, []).append((time.perf_counter() - self._began, self._launches))
 
         return timed
+
+    def lines(self, steps: int) -> list[str]:
+        """One for each kind of handler, of so many steps."""
+        said = []
+        for name, found in self.times.items():
+            whole, launches, own = (
+                statistics.median(each) * 1e6 for each in zip(*((a, b, a - b) for a, b in found), strict=True)
+            )
+            said.append(
+                f"{name}: {whole:.1f} us on the host, Python {own:.1f} and launches {launches:.1f}, "
+                f"{len(found) / steps:.2f} calls a step"
+            )
+        return said
 
 
 def step(dot: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,9 +131,7 @@ def main(words: list[str]) -> None:
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}, {problem.name}, {problem.rows} rows")
     for name, found in times.items():
         print(f"{name:>5}: {statistics.median(found):10.1f} us a step, {min(found):.1f} to {max(found):.1f}")
-    for name, seconds in handlers.times.items():
-        calls = len(seconds) / (ROUNDS * given.steps)
-        print(f"{name}: {statistics.median(seconds) * 1e6:.1f} us on the host, {calls:.2f} calls a step")
+    print(*handlers.lines(ROUNDS * given.steps), sep="\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import _compile, _device, _source
@@ -46,11 +47,25 @@ def enqueue(kernel: Kernel, stream: int, params: bytes) -> None:
     _spare.append(arguments)
 
 
-def _new_block() -> tuple[memoryview, int]:
-    memory = ctypes.create_string_buffer(MAX_PARAMS_BYTES + ctypes.sizeof(ctypes.c_void_p))
+def _new_block(room: int = MAX_PARAMS_BYTES) -> tuple[memoryview, int]:
+    room = -(-room // 8) * 8
+    memory = ctypes.create_string_buffer(room + ctypes.sizeof(ctypes.c_void_p))
     start = ctypes.addressof(memory)
-    ctypes.c_void_p.from_buffer(memory, MAX_PARAMS_BYTES).value = start
-    return memoryview(memory).cast("B")[:MAX_PARAMS_BYTES], start + MAX_PARAMS_BYTES
+    ctypes.c_void_p.from_buffer(memory, room).value = start
+    return memoryview(memory).cast("B")[:room], start + room
+
+
+def ready(kernel: Kernel, params: bytes) -> Callable[[int], None]:
+    """A launch that repeats: takes the stream. The block is its own, never written again: threads may share it."""
+    handle, (x, y, z), block, smem = kernel
+    view, pointer = _new_block(len(params))
+    view[: len(params)] = params
+    launch_kernel = _cuda().driver.launchKernel
+
+    def again(stream: int, _kept: memoryview = view) -> None:
+        launch_kernel(handle, x, y, z, block, 1, 1, smem, stream, pointer, 0)
+
+    return again
 
 
 def launch(function: Any, grid: int | tuple[int, ...], block: int, smem: int, site: Any, params: bytes) -> None:

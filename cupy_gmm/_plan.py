@@ -69,9 +69,16 @@ class Plan:
             tickets: Address of the zeroed words; scratch for partial sums follows them.
             status: Address of the word that findings go to, or 0.
         """
-        maps = b"" if self.maps is None else self.maps.encoded(a, b, c)
-        params = self.pack(maps, a, b, c, table, tickets, status, tickets + self.zeroed_bytes, self.facts)
+        params = self._params(a, b, c, table, tickets, status)
         _launch.enqueue(self.kernel, stream, params)  # type: ignore[arg-type]
+
+    def ready(self, a: int, b: int, c: int, table: int, tickets: int, status: int) -> Callable[[int], None]:
+        """`launch` with these addresses, to be repeated; takes the stream."""
+        return _launch.ready(self.kernel, self._params(a, b, c, table, tickets, status))  # type: ignore[arg-type]
+
+    def _params(self, a: int, b: int, c: int, table: int, tickets: int, status: int) -> bytes:
+        maps = b"" if self.maps is None else self.maps.encoded(a, b, c)
+        return self.pack(maps, a, b, c, table, tickets, status, tickets + self.zeroed_bytes, self.facts)
 
 
 def build(problem: Problem, groups: int, table: TableShape | None, config: str | None, device: int) -> Plan:

@@ -1,6 +1,7 @@
 """The row-block table of a schedule: its extents, and the launch that fills it. Used by `_plan` and `_schedule`."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import _device, _launch
@@ -62,6 +63,10 @@ class Fill:
             zeroed: Address of the words to zero, or 0.
         """
         _launch.enqueue(self._kernel, stream, SCHEDULE_PARAMS.pack(offs, group_offset, table, zeroed, self._facts))
+
+    def ready(self, offs: int, group_offset: int, table: int, zeroed: int) -> Callable[[int], None]:
+        """`launch` with these addresses, to be repeated; takes the stream."""
+        return _launch.ready(self._kernel, SCHEDULE_PARAMS.pack(offs, group_offset, table, zeroed, self._facts))
 
 
 def fill(

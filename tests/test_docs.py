@@ -76,7 +76,7 @@ def test_docstrings_inside_jax(name):
     assert all(found.get(part, "").strip() for part in ("Args", "Returns", "Raises", "Numerics", "Cost", "Source"))
     for argument in inspect.signature(function).parameters:
         assert re.search(rf"\b{argument}\b[^:\n]*:", found["Args"]), f"{name}: Args lacks {argument}"
-    assert cupy_gmm.jax.__all__ == ["TARGETS", *INSIDE_JAX]
+    assert cupy_gmm.jax.__all__ == ["SCHEDULE", "TARGETS", *INSIDE_JAX]
     assert f"`{name}`" in README or f"`cupy_gmm.jax.{name}`" in README
 
 

@@ -1,8 +1,9 @@
 """XLA's interface as `cupy_gmm.jax._abi` reads it: against the installed header, and by calls of the installed XLA."""
 
 import ctypes
-import shutil
+import itertools
 import subprocess
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,35 +15,7 @@ jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
 from cupy_gmm.jax import _abi  # noqa: E402
-
-TABLES = {
-    "XLA_FFI_CallFrame": _abi.FRAME,
-    "XLA_FFI_Args": _abi.ARGS,
-    "XLA_FFI_Rets": {"size": _abi.ARGS["size"], "rets": _abi.ARGS["args"]},
-    "XLA_FFI_Attrs": _abi.ATTRS,
-    "XLA_FFI_Buffer": _abi.BUFFER,
-    "XLA_FFI_Api": _abi.API,
-    "XLA_FFI_Api_Version": _abi.VERSION,
-    "XLA_FFI_Extension_Base": _abi.EXTENSION,
-    "XLA_FFI_Metadata_Extension": _abi.METADATA_EXTENSION,
-    "XLA_FFI_Metadata": _abi.METADATA_FIELDS,
-    "XLA_FFI_Stream_Get_Args": _abi.STREAM_GET_ARGS,
-    "XLA_FFI_Error_Create_Args": _abi.ERROR_CREATE_ARGS,
-    "XLA_FFI_ByteSpan": {"ptr": 0, "len": 8},
-}
-NUMBERS = {
-    "XLA_FFI_ExecutionStage_INSTANTIATE": _abi.INSTANTIATE,
-    "XLA_FFI_ExecutionStage_PREPARE": _abi.PREPARE,
-    "XLA_FFI_ExecutionStage_INITIALIZE": _abi.INITIALIZE,
-    "XLA_FFI_ExecutionStage_EXECUTE": _abi.EXECUTE,
-    "XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE": _abi.COMMAND_BUFFER_COMPATIBLE,
-    "XLA_FFI_AttrType_STRING": _abi.STRING,
-    "XLA_FFI_Extension_Metadata": _abi.METADATA,
-    "XLA_FFI_Error_Code_INVALID_ARGUMENT": _abi.INVALID_ARGUMENT,
-    "XLA_FFI_Error_Code_UNIMPLEMENTED": _abi.UNIMPLEMENTED,
-    "XLA_FFI_Error_Code_INTERNAL": _abi.INTERNAL,
-    "XLA_FFI_API_MAJOR": _abi.API_VERSION[0],
-}
+from tests import ffi_header  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -51,29 +24,24 @@ def on_the_cpu():
         yield
 
 
-def test_places_are_those_of_the_header(tmp_path):
+def test_places_are_those_of_the_header():
     """A program of C++ asserts each offset and number against the header that came with jaxlib."""
-    compiler = shutil.which("g++") or shutil.which("clang++")
     folder = Path(jax.ffi.include_dir())
-    assert (folder / "xla/ffi/api/c_api.h").is_file(), "jaxlib came without its headers: nothing tells the offsets"
-    if compiler is None:
+    assert (folder / ffi_header.HEADER).is_file(), "jaxlib came without its headers: nothing tells the offsets"
+    if ffi_header.compiler() is None:
         pytest.skip("there is no C++ compiler to read the header with")
-    lines = ["#include <cstddef>", '#include "xla/ffi/api/c_api.h"']
-    for struct, fields in TABLES.items():
-        lines += [f'static_assert(offsetof({struct}, {field}) == {at}, "{field}");' for field, at in fields.items()]
-    lines += [f'static_assert({name} == {number}, "{name}");' for name, number in NUMBERS.items()]
-    lines += [
-        f"static_assert(sizeof(XLA_FFI_Buffer) == {_abi.BUFFER_BYTES});",
-        f"static_assert(offsetof(XLA_FFI_CallFrame, attrs) + sizeof(XLA_FFI_Attrs) == {_abi.FRAME_BYTES});",
-        f"static_assert(sizeof(XLA_FFI_Api) >= {_abi.API_BYTES});",
-        f"static_assert(sizeof(XLA_FFI_Stream_Get_Args) == {ctypes.sizeof(_abi._StreamGetArgs)});",
-        f"static_assert(XLA_FFI_API_MINOR >= {_abi.API_VERSION[1]});",
-    ]
-    source = tmp_path / "places.cpp"
-    source.write_text("\n".join(lines) + "\n")
-    command = [compiler, "-std=c++17", "-fsyntax-only", "-Wno-invalid-offsetof", f"-I{folder}", str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    assert not ffi_header.complaints(folder)
+    # And it would notice: one field of each structure, a word further on.
+    text = ffi_header.program()
+    for number, fields in enumerate(ffi_header.TABLES.values()):
+        field, at = next(iter(fields.items()))
+        moved = text.replace(
+            f"offsetof(Type{number}, {field}) == {at},", f"offsetof(Type{number}, {field}) == {at + 8},"
+        )
+        assert moved != text
+        text = moved
+    said = ffi_header.complaints(folder, text)
+    assert all(f"offsetof(Type{number}, " in said for number in range(len(ffi_header.TABLES))), said
 
 
 kept = []
@@ -237,3 +205,44 @@ def test_the_stream_is_asked_for():
         frame.put("ctx", context)
         assert _abi.stream(frame.address) == stream
     assert asked == [(32, 1), (32, 2), (32, 3)]
+
+
+THREADS = """
+#include <pthread.h>
+struct Job { void* (*handler)(void*); void* frame; int calls; };
+static void* work(void* address) {
+    Job* job = static_cast<Job*>(address);
+    for (int i = 0; i < job->calls; ++i) job->handler(job->frame);
+    return nullptr;
+}
+extern "C" void call_in_a_thread(void* (*handler)(void*), void* frame, int calls) {
+    Job job{handler, frame, calls};
+    pthread_t thread;
+    pthread_create(&thread, nullptr, work, &job);
+    pthread_join(thread, nullptr);
+}
+"""
+
+
+def test_a_thread_of_xla_keeps_its_state(tmp_path, monkeypatch):
+    """Python's own would last one call. It is kept for so many threads and no more, and each has its own."""
+    compiler = ffi_header.compiler()
+    if compiler is None:
+        pytest.skip("there is no C++ compiler to make a thread that is not Python's")
+    (tmp_path / "threads.cpp").write_text(THREADS)
+    library = tmp_path / "threads.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-pthread", "-o", library, tmp_path / "threads.cpp"], check=True)
+    drive = ctypes.CDLL(str(library)).call_in_a_thread
+    drive.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
+    monkeypatch.setattr(_abi, "MAX_STAYS", 2)
+    monkeypatch.setattr(_abi, "_stays", itertools.count())
+    local, seen, frame = threading.local(), [], Frame()
+
+    def body(_):
+        local.calls = getattr(local, "calls", 0) + 1
+        seen.append(local.calls)
+
+    function = _abi.handler(body)
+    for _ in range(3):
+        drive(ctypes.cast(function, ctypes.c_void_p), frame.address, 3)
+    assert seen == [1, 2, 3, 1, 2, 3, 1, 1, 1]

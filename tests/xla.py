@@ -5,7 +5,7 @@ What stands in for the device writes where a kernel would, from addresses alone,
 
 import ctypes
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,11 @@ STREAM = 0x57
 DEVICE = 3
 
 
+def repeated(launch: Callable[..., None]) -> Callable[..., Callable[[int], None]]:
+    """`launch` in two steps: addresses, then the stream."""
+    return lambda *addresses: lambda stream: launch(stream, *addresses)
+
+
 class Machine:
     """What was launched, in order: ("sum" | "fill" | "zero" | operation | kernel of rows, details)."""
 
@@ -32,6 +37,9 @@ class Machine:
         return [name for name, _ in self.log]
 
     # ---- in place of _launch
+
+    def ready(self, kernel: Any, params: bytes) -> Callable[[int], None]:
+        return lambda stream: self.enqueue(kernel, stream, params)
 
     def enqueue(self, kernel: Any, stream: int, params: bytes) -> None:
         assert stream == STREAM
@@ -64,7 +72,7 @@ class Machine:
             at(table, (shape.words,), np.int32)[:] = reference.schedule(ends, shape.rows, first, None, *shape.blocks)
             self.log.append(("fill", first))
 
-        return types.SimpleNamespace(launch=launch)
+        return types.SimpleNamespace(ready=repeated(launch))
 
     def build(self, problem: Any, groups: int, table: Any, config: Any, device: int) -> Any:
         self.built.append((problem, device))
@@ -89,7 +97,7 @@ class Machine:
             at(tickets, (zeroed_words,), np.int32)[:] = -1  # what a kernel leaves is not zero
             self.log.append((problem.op, problem))
 
-        return types.SimpleNamespace(launch=launch, zeroed_words=zeroed_words)
+        return types.SimpleNamespace(ready=repeated(launch), zeroed_words=zeroed_words)
 
 
 def machine(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
@@ -105,6 +113,7 @@ def machine(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
     patch.setattr(_device, "info", lambda device: _device.typical("sm_90"))
     patch.setattr(_launch, "unit_function", lambda unit, symbol, device: types.SimpleNamespace(handle=symbol))
     patch.setattr(_launch, "enqueue", made.enqueue)
+    patch.setattr(_launch, "ready", made.ready)
     patch.setattr(_launch, "zero", made.zero)
     patch.setattr(_table, "fill", made.fill)
     patch.setattr(_plan, "build", made.build)

@@ -63,24 +63,29 @@ def points(n: int) -> list[tuple[int, int]]:
     return list(dict.fromkeys([(128, widest), (64, widest), (128, min(2, widest))]))
 
 
-def pallas(work: Work) -> Calls:
-    """`jax.experimental.pallas.ops.gpu.ragged_dot_mgpu`, in several shapes of block."""
-    x, w = _operands(work)
+def mosaic(n: int) -> dict[str, Callable[[Any, Any, Any], Any]]:
+    """`jax.experimental.pallas.ops.gpu.ragged_dot_mgpu` for so many columns, by shape of block: y of x, w and sizes."""
     try:
         from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu
     except ImportError as error:
         raise Unavailable(f"the Mosaic-GPU ragged dot cannot be imported: {error}") from error
 
-    def call(block_m: int, grid_block_n: int) -> Callable[[], torch.Tensor]:
+    def of(block_m: int, grid_block_n: int) -> Callable[[Any, Any, Any], Any]:
         def product(x: Any, w: Any, counts: Any) -> Any:
             return ragged_dot_mgpu.ragged_dot(
                 x, w, group_sizes=counts, block_m=block_m, block_n=BLOCK_N, block_k=BLOCK_K,
                 max_concurrent_steps=STEPS, grid_block_n=grid_block_n,
             )  # fmt: skip
 
-        return _crossed(work, product, x, w)
+        return product
 
-    return {f"{m}x{BLOCK_N}/{width}": call(m, width) for m, width in points(work.problem.n)}
+    return {f"{m}x{BLOCK_N}/{width}": of(m, width) for m, width in points(n)}
+
+
+def pallas(work: Work) -> Calls:
+    """The same, in several shapes of block."""
+    x, w = _operands(work)
+    return {name: _crossed(work, product, x, w) for name, product in mosaic(work.problem.n).items()}
 
 
 def ragged_dot(work: Work) -> Calls:

@@ -22,11 +22,13 @@ import jax.numpy as jnp
 from .. import _problem
 from ..errors import ArgumentError
 from . import _arguments, _axes, _fallback, _handler, _lowering, _products, _row_wire, _wire
+from ._wire import SCHEDULE_TARGET as SCHEDULE
 from ._wire import ScheduleCall
 from .layer import combine, expert_ffn, permute, route, silu_mul
 
 __all__ = [
-    "TARGETS", "combine", "expert_ffn", "grouped_mm", "grouped_mm_wgrad", "permute", "ragged_dot", "route", "silu_mul",
+    "SCHEDULE", "TARGETS", "combine", "expert_ffn", "grouped_mm", "grouped_mm_wgrad", "permute", "ragged_dot", "route",
+    "silu_mul",
 ]  # fmt: skip
 
 TARGETS = (*_wire.TARGETS, *_row_wire.TARGET.values())
@@ -48,8 +50,9 @@ def ragged_dot(
         y[r] = lhs[r] @ rhs[g]   for the group_sizes[g] rows r of group g, which follow those of group g - 1
 
     Differentiable once in `lhs` and `rhs` by `jax.grad`; both gradients are products of the same schedule. Two calls
-    with the same sizes inside one `jit` build one schedule. Call it inside `shard_map` where arrays are sharded: under
-    plain `jit` XLA gathers them first.
+    with the same sizes inside one `jit` build one schedule; under `jax.checkpoint` the recomputation builds it again,
+    unless the policy keeps it, a few KB: `jax.checkpoint_policies.save_only_these_names(cupy_gmm.jax.SCHEDULE)`. Call
+    it inside `shard_map` where arrays are sharded: under plain `jit` XLA gathers them first.
 
     Args:
         lhs: (rows, K) bfloat16 or float16, rows sorted by group.

@@ -6,6 +6,8 @@ with the header of the installed one. An interface that says it is another one i
 """
 
 import ctypes
+import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +37,8 @@ ERROR_CREATE_ARGS = {"message": 16, "errc": 24}
 INVALID_ARGUMENT, UNIMPLEMENTED, INTERNAL = 3, 12, 13
 
 # The address space as one array of words: a read costs 0.1 us, a tenth of a ctypes structure's.
-_WORDS = memoryview((ctypes.c_char * (1 << 48)).from_address(0)).cast("B").cast("Q")
+_BYTES = memoryview((ctypes.c_char * (1 << 48)).from_address(0)).cast("B")
+_WORDS = _BYTES.cast("Q")
 
 _API = FRAME["api"] >> 3
 _CTX = FRAME["ctx"] >> 3
@@ -83,14 +86,14 @@ def arguments(frame: int) -> list[int]:
     """Addresses of the operands."""
     at = frame >> 3
     first = _WORDS[at + _ARGS] >> 3
-    return [_WORDS[(_WORDS[i] >> 3) + _DATA] for i in range(first, first + _WORDS[at + _NUM_ARGS])]
+    return [_WORDS[(buffer >> 3) + _DATA] for buffer in _WORDS[first : first + _WORDS[at + _NUM_ARGS]]]
 
 
 def results(frame: int) -> list[int]:
     """Addresses of the results."""
     at = frame >> 3
     first = _WORDS[at + _RETS] >> 3
-    return [_WORDS[(_WORDS[i] >> 3) + _DATA] for i in range(first, first + _WORDS[at + _NUM_RETS])]
+    return [_WORDS[(buffer >> 3) + _DATA] for buffer in _WORDS[first : first + _WORDS[at + _NUM_RETS]]]
 
 
 def shapes(frame: int) -> list[tuple[int, tuple[int, ...]]]:
@@ -109,7 +112,8 @@ def shapes(frame: int) -> list[tuple[int, tuple[int, ...]]]:
 def attribute(frame: int) -> bytes:
     """The call's one attribute, a string."""
     span = _WORDS[_WORDS[(frame >> 3) + _ATTRS] >> 3] >> 3
-    return ctypes.string_at(_WORDS[span], _WORDS[span + 1])
+    start = _WORDS[span]
+    return _BYTES[start : start + _WORDS[span + 1]].tobytes()
 
 
 # Addresses of argument blocks of Stream_Get that no call is using, and the blocks.
@@ -132,9 +136,10 @@ def stream(frame: int) -> int:
     except IndexError:
         _blocks.append(_StreamGetArgs(ctypes.sizeof(_StreamGetArgs)))
         block = ctypes.addressof(_blocks[-1])
-    _WORDS[(block >> 3) + _ASKED_CTX] = _WORDS[at + _CTX]
+    words = block >> 3
+    _WORDS[words + _ASKED_CTX] = _WORDS[at + _CTX]
     failed = function(block)
-    found = _WORDS[(block >> 3) + _ASKED_STREAM]
+    found = _WORDS[words + _ASKED_STREAM]
     _spare.append(block)
     if failed:
         raise UnsupportedError("XLA gave no stream to launch on: expected a call on a CUDA device.")
@@ -198,6 +203,24 @@ def _error(frame: int, error: BaseException) -> int:
     return int(create(ctypes.addressof(asked)) or 0)
 
 
+# Whether Python keeps its state for a thread, and for how many it does.
+_thread = threading.local()
+_stays = itertools.count()
+MAX_STAYS = 256
+
+
+def _stay() -> None:
+    """Keeps Python's state for a thread of XLA's for as long as the process lives.
+
+    Python makes one at each call from a thread that is not its own and throws it away behind it, which takes longer
+    than all that a handler does. XLA's threads come from pools, so this is a handful; past MAX_STAYS none is kept, for
+    each is some KB.
+    """
+    if next(_stays) < MAX_STAYS:
+        ctypes.pythonapi.PyGILState_Ensure()  # counts the state as used once more than ctypes takes back
+        _thread.stays = True
+
+
 def handler(body: Callable[[int], None], traits: int = COMMAND_BUFFER_COMPATIBLE) -> Any:
     """A C function for XLA that runs `body` with the address of the call frame.
 
@@ -208,6 +231,8 @@ def handler(body: Callable[[int], None], traits: int = COMMAND_BUFFER_COMPATIBLE
         try:
             if _WORDS[(frame >> 3) + _EXTENSIONS] and _answer_metadata(frame, traits):
                 return 0
+            if not hasattr(_thread, "stays"):
+                _stay()
             body(frame)
         except BaseException as error:  # nothing may leave through C
             return _error(frame, error)

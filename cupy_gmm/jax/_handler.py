@@ -2,7 +2,8 @@
 
 The instantiate stage, which comes once an executable, compiles and loads; the execute stage packs addresses and
 launches. It allocates nothing, waits for nothing, reads nothing back, and always launches the same work for one call,
-so XLA may capture it into a command buffer, with arrays that hold nothing yet. Must not know how calls are made.
+so XLA may capture it into a command buffer, with arrays that hold nothing yet. XLA's arrays come to lie where they lay
+before, so what a kernel is given is packed once for each set of addresses. Must not know how calls are made.
 """
 
 from collections.abc import Callable
@@ -19,8 +20,10 @@ from ._wire import ProductCall, ScheduleCall
 
 ALIGNMENT = 16  # bytes; XLA's buffers keep it, and the plans rely on it
 MAX_READY = 4096
+MAX_KNOWN = 1024  # sets of addresses that a call remembers, at most 4 KB each
 
 Launch = Callable[[int, list[int], list[int]], None]  # stream, operands, results
+Again = Callable[[int], None]  # stream
 
 _ready: dict[tuple[bytes, int], Launch] = {}
 _device.forget_in_child(_ready.clear)
@@ -29,11 +32,12 @@ _device.forget_in_child(_ready.clear)
 class Schedule:
     """The launches of one schedule call on one device."""
 
-    __slots__ = ("_fill", "_group_offset", "_sum", "_sum_facts", "_words")
+    __slots__ = ("_fill", "_group_offset", "_known", "_sum", "_sum_facts", "_words")
 
     def __init__(self, call: ScheduleCall, device: int) -> None:
         shape = _table_shape(call.rows, call.groups, device)
         wide = call.wide and not call.sizes
+        self._known: dict[tuple[int, ...], tuple[Again, ...]] = {}
         self._group_offset = call.group_offset < 0
         self._fill = _table.fill(shape, 1, wide, max(call.group_offset, 0), UNKNOWN_GROUPS, 0, device)
         self._sum = None
@@ -44,32 +48,51 @@ class Schedule:
             self._sum_facts = int(call.groups > 1), call.groups, call.wide
 
     def __call__(self, stream: int, operands: list[int], results: list[int]) -> None:
-        offs, table = operands[0], results[0]
+        addresses = (*operands, *results)
+        for launch in self._known.get(addresses) or self._ready(addresses):
+            launch(stream)
+
+    def _ready(self, addresses: tuple[int, ...]) -> tuple[Again, ...]:
+        offs, *group_offset, table = addresses
+        first: tuple[Again, ...] = ()
         if self._sum is not None:
             sizes, offs = offs, table + 4 * self._words
-            _launch.enqueue(self._sum, stream, SIZES_PARAMS.pack(sizes, offs, *self._sum_facts))
-        self._fill.launch(stream, offs, operands[1] if self._group_offset else 0, table, 0)
+            first = (_launch.ready(self._sum, SIZES_PARAMS.pack(sizes, offs, *self._sum_facts)),)
+        fill = self._fill.ready(offs, group_offset[0] if self._group_offset else 0, table, 0)
+        return _kept(self._known, addresses, (*first, fill))
 
 
 class Product:
     """The launch of one product on one device, and the zeroes that it counts from."""
 
-    __slots__ = ("_launch", "_zeroed")
+    __slots__ = ("_known", "_plan", "_zeroed")
 
     def __init__(self, call: ProductCall, device: int) -> None:
         table = _table_shape(call.rows, call.schedule_groups, device)
-        plan = _plan.build(call.problem, call.schedule_groups, table, call.forced, device)
-        self._launch = plan.launch
-        self._zeroed = 4 * plan.zeroed_words
+        self._plan = _plan.build(call.problem, call.schedule_groups, table, call.forced, device)
+        self._known: dict[tuple[int, ...], Again] = {}
+        self._zeroed = 4 * self._plan.zeroed_words
 
     def __call__(self, stream: int, operands: list[int], results: list[int]) -> None:
-        a, b, table = operands
-        c, scratch = results
+        addresses = (*operands, *results)
+        launch = self._known.get(addresses) or self._ready(addresses)
+        # The table is shared by products that XLA may run side by side: each counts its tiles in its own memory. XLA
+        # gives it with whatever lay there, so it is zeroed in every call.
+        _launch.zero(addresses[4], self._zeroed, stream)
+        launch(stream)
+
+    def _ready(self, addresses: tuple[int, ...]) -> Again:
+        a, b, table, c, scratch = addresses
         if (a | b | c | table | scratch) % ALIGNMENT:
             raise RuntimeError(f"XLA gave arrays at {a:#x}, {b:#x}, {c:#x}: expected multiples of {ALIGNMENT}.")
-        # The table is shared by products that XLA may run side by side: each counts its tiles in its own memory.
-        _launch.zero(scratch, self._zeroed, stream)
-        self._launch(stream, a, b, c, table, scratch, 0)
+        return _kept(self._known, addresses, self._plan.ready(a, b, c, table, scratch, 0))
+
+
+def _kept(known: dict[tuple[int, ...], Any], addresses: tuple[int, ...], made: Any) -> Any:
+    if len(known) >= MAX_KNOWN:
+        known.clear()  # another thread that launches from there holds what it took
+    known[addresses] = made
+    return made
 
 
 MAKERS: dict[type, Callable[[Any, int], Launch]] = {ScheduleCall: Schedule, ProductCall: Product, RowsCall: Rows}

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from .._config import GROUPED_MM
 from ..errors import UnsupportedError
@@ -27,10 +28,12 @@ _FOLD = (
 def schedule(offs: Any, group_offset: Any, call: ScheduleCall) -> Any:
     """The table that all products over the same rows share, an int32 array.
 
-    Two calls with the same arguments inside one program become one: XLA merges them.
+    Two calls with the same arguments inside one program become one: XLA merges them. But not across `checkpoint`,
+    whose barrier keeps what it recomputes apart; the name lets a policy keep the table.
     """
     operands = (offs,) if call.group_offset >= 0 else (offs, group_offset)
-    return _schedule(*_axes.alike(*map(lax.stop_gradient, operands)), call=call)
+    table = _schedule(*_axes.alike(*map(lax.stop_gradient, operands)), call=call)
+    return checkpoint_name(table, _wire.SCHEDULE_TARGET)
 
 
 @functools.partial(jax.jit, static_argnames="call", inline=True)
