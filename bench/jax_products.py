@@ -11,7 +11,7 @@ of the last product, divided by the number of products:
   the device, or not at all where XLA replays a command buffer: the host costs nothing.
 - `ours_schedule`: the same, but sizes depend on the result before, so that each product builds a schedule.
 - `cupy`, `cupy_schedule`: as many `cupy_gmm.grouped_mm` on the same memory, with a Schedule and with end offsets, given
-  to a stream without waiting. `ours / cupy` is what JAX adds: a memset in front of each product, and the gaps.
+  to a stream without waiting. `ours / cupy` is what JAX adds.
 - `pallas`: the Mosaic-GPU kernel that JAX ships, calls of one jitted product given without waiting.
 - `ragged_dot`: `jax.lax.ragged_dot`, two calls; it takes tens of milliseconds.
 
