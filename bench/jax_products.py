@@ -5,13 +5,15 @@
 JAX shows no events, so times are the host's clock around work of at least ten milliseconds, from its start to the end
 of the last product, divided by the number of products:
 
-- `ours`: one jitted program with many products in a chain. `optimization_barrier` gives each one its x only when the
-  one before is done, and one element of each result is kept, so that XLA can neither merge nor drop nor overlap them;
-  the text of the compiled program must hold them all. The schedule is built once, as in a layer. Handlers run ahead of
-  the device, or not at all where XLA replays a command buffer: the host costs nothing.
-- `ours_schedule`: the same, but sizes depend on the result before, so that each product builds a schedule.
+- `ours`: one jitted program with many products in a chain. `optimization_barrier` between them, and one element of each
+  result that is kept, so that XLA can neither merge nor drop them; the text of the compiled program must hold them all.
+  The schedule is built once, as in a layer. Handlers run ahead of the device, or not at all where XLA replays a command
+  buffer: the host costs nothing. In a command buffer the end of one product may lie beside the start of the next, as
+  the barrier is gone by then; `XLA_FLAGS=--xla_gpu_enable_command_buffer=` shows whether that matters.
+- `ours_schedule`: the same, but sizes depend on the result before, so that each product waits for it and builds a
+  schedule.
 - `cupy`, `cupy_schedule`: as many `cupy_gmm.grouped_mm` on the same memory, with a Schedule and with end offsets, given
-  to a stream without waiting. `ours / cupy` is what JAX adds: a memset in front of each product, and the gaps.
+  to a stream without waiting. `ours / cupy` is what JAX adds.
 - `pallas`: the Mosaic-GPU kernel that JAX ships, calls of one jitted product given without waiting.
 - `ragged_dot`: `jax.lax.ragged_dot`, two calls; it takes tens of milliseconds.
 

@@ -1,5 +1,6 @@
 """What the handlers launch when XLA calls them: the real interface on XLA's CPU platform, NumPy in place of kernels."""
 
+import contextlib
 import functools
 
 import numpy as np
@@ -13,8 +14,9 @@ jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
 import cupy_gmm.jax as face  # noqa: E402
-from cupy_gmm import _heuristics, _table  # noqa: E402
-from cupy_gmm.jax import _handler, _wire  # noqa: E402
+from cupy_gmm import _device, _heuristics, _launch, _table  # noqa: E402
+from cupy_gmm.jax import _counters, _handler, _wire  # noqa: E402
+from tests.kernels_for_tests import FakeDriver, Status  # noqa: E402
 
 ROWS, K, N = 29, 16, 24
 SIZES = [5, 0, 11, 7]
@@ -52,14 +54,14 @@ def same(got, want):
 
 
 def test_forward(machine, operands):
-    """Each product counts from its own zeroes, whatever the launch before it left there."""
+    """Each product counts from its own zeroes, where scratch lies for the first time and where it lay before."""
     x, w, _ = operands
     function = jax.jit(lambda x, w, sizes: face.ragged_dot(x, w, sizes, preferred_element_type=jnp.float32))
     for sizes in (SIZES, [0, 0, 0, 0], [40, 1, -7, 3], [2**31 - 1, 2**31 - 1, 5, 5]):
         machine.log.clear()
         ends = np.clip(np.cumsum(sizes, dtype=np.int64), -(2**31), 2**31 - 1)
         same(function(x, w, jnp.array(sizes, jnp.int32)), expected(x, w, ends, out_dtype="float32"))
-        assert machine.names() == ["sum", "fill", "zero", "grouped_mm"]
+        assert machine.names() == ["sum", "fill", "grouped_mm"]
     assert len(machine.built) == 1, "the plan is made once"
     assert function._cache_size() == 1, "sizes are no part of the program"
 
@@ -73,7 +75,7 @@ def test_offsets_need_no_sum(machine, operands):
     bounds = reference.clamp_offsets(np.asarray(offs), ROWS)
     reference.grouped_mm_wgrad(np.asarray(x), np.asarray(dy), bounds, want, False, 0)
     same(dw, want)
-    assert machine.names() == ["fill", "zero", "grouped_mm", "fill", "zero", "grouped_mm_wgrad"]
+    assert machine.names() == ["fill", "grouped_mm", "fill", "zero", "grouped_mm_wgrad"]
 
 
 def test_one_schedule_serves_a_layer(machine, operands):
@@ -97,7 +99,7 @@ def test_one_schedule_serves_a_layer(machine, operands):
         assert names.count("sum") == names.count("fill")
         assert names.count("fill") in tables
         assert names.count("grouped_mm_wgrad") == 2
-        assert names.count("zero") == names.count("grouped_mm") + 2
+        assert names.count("zero") == 2
     for other in found[1:]:
         for one, two in zip(*map(jax.tree.leaves, (found[0], other)), strict=True):
             assert np.array_equal(one, two)
@@ -211,6 +213,52 @@ def test_addresses_are_packed_once_and_anew_where_they_change(machine, operands,
     for a in (256, 512, 256, 512, 256):
         product(xla.STREAM, [a, 1024, 2048], [4096, kept[0][0].unsafe_buffer_pointer()])
     assert [addresses[0] for addresses in packed] == [256, 512]
+
+
+def test_counters_are_of_places_and_not_of_calls(machine):
+    """One for each address of scratch, whoever's it is; where none is left, scratch is zeroed."""
+    calls = [
+        _wire.ProductCall("grouped_mm", ROWS, k, n, 4, 4, "bfloat16", "bfloat16", False, "-")
+        for k, n in ((K, N), (N, K))
+    ]
+    products = [_handler.Product(call, xla.DEVICE) for call in calls]
+    counted, zeroed = [], []
+    for product in products:
+        product._plan.ready = lambda *addresses: counted.append(addresses[4]) or (lambda stream: None)
+    for scratch in range(256, 256 * (xla.COUNTERS + 4), 256):
+        for product in products:
+            machine.log.clear()
+            product._known.clear()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(_launch, "zero", lambda *arguments: zeroed.append(arguments))
+                product(xla.STREAM, [4096, 8192, 12288], [16384, scratch])
+    base = machine.counter_memory.ctypes.data
+    places = [base + slot * _counters.SLOT_BYTES for slot in range(xla.COUNTERS)]
+    without = list(range(256 * (xla.COUNTERS + 1), 256 * (xla.COUNTERS + 4), 256))
+    assert counted == [address for address in places + without for _ in products]
+    assert zeroed == [(address, 8, xla.STREAM) for address in without for _ in products]
+
+
+def test_counters_are_made_once_and_zeroed(monkeypatch):
+    """On a stream of their own, which the making waits for; where there is no memory, there are none."""
+    fake = FakeDriver()
+    fake.do_cuMemAlloc = lambda nbytes: 1 << 20
+    fake.do_cuStreamCreate = lambda flags: f"stream {flags}"
+    monkeypatch.setattr(_device, "current", lambda device: contextlib.nullcontext(fake))
+    monkeypatch.setattr(_counters, "_made", {})
+    made = _counters.of(1)
+    assert _counters.of(1) is made
+    nbytes = _counters.SLOTS * _counters.SLOT_BYTES
+    assert fake.calls == [
+        ("cuMemAlloc", nbytes),
+        ("cuStreamCreate", 1),
+        ("cuMemsetD8Async", 1 << 20, 0, nbytes, "stream 1"),
+        ("cuStreamSynchronize", "stream 1"),
+        ("cuStreamDestroy", "stream 1"),
+    ]
+    assert [made.at(address) for address in (7, 8, 7)] == [1 << 20, (1 << 20) + 32, 1 << 20]
+    fake.statuses["cuMemAlloc"] = Status.CUDA_ERROR_OUT_OF_MEMORY
+    assert _counters.of(2).at(7) == 0
 
 
 # ---- what travels

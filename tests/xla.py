@@ -19,6 +19,13 @@ from tests.memory import at
 
 STREAM = 0x57
 DEVICE = 3
+COUNTERS = 64
+
+
+def _counters() -> Any:
+    from cupy_gmm.jax import _counters  # imports JAX
+
+    return _counters
 
 
 def repeated(launch: Callable[..., None]) -> Callable[..., Callable[[int], None]]:
@@ -32,6 +39,8 @@ class Machine:
     def __init__(self) -> None:
         self.log: list[tuple[str, Any]] = []
         self.built: list[tuple[Any, int]] = []
+        self.counter_memory = np.zeros(COUNTERS * _counters().SLOT_BYTES, np.uint8)
+        self.counters = _counters().Counters(self.counter_memory.ctypes.data, COUNTERS)
 
     def names(self) -> list[str]:
         return [name for name, _ in self.log]
@@ -77,6 +86,7 @@ class Machine:
     def build(self, problem: Any, groups: int, table: Any, config: Any, device: int) -> Any:
         self.built.append((problem, device))
         zeroed_words = _params.TICKET_WORDS
+        restores = problem.op == GROUPED_MM
 
         def launch(stream: int, a: int, b: int, c: int, schedule: int, tickets: int, status: int) -> None:
             assert (stream, status) == (STREAM, 0)
@@ -94,10 +104,10 @@ class Machine:
             else:
                 dy = at(b, (problem.rows, problem.n), kind)
                 reference.grouped_mm_wgrad(x, dy, bounds, out, False, int(words[3]))
-            at(tickets, (zeroed_words,), np.int32)[:] = -1  # what a kernel leaves is not zero
+            at(tickets, (zeroed_words,), np.int32)[:] = 0 if restores else -1
             self.log.append((problem.op, problem))
 
-        return types.SimpleNamespace(ready=repeated(launch), zeroed_words=zeroed_words)
+        return types.SimpleNamespace(ready=repeated(launch), zeroed_words=zeroed_words, restores=restores)
 
 
 def machine(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
@@ -118,6 +128,7 @@ def machine(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
     patch.setattr(_table, "fill", made.fill)
     patch.setattr(_plan, "build", made.build)
     patch.setattr(_abi, "stream", lambda frame: STREAM)
+    patch.setattr(_counters(), "of", lambda device: made.counters)
     patch.setattr(_handler, "_local_devices", lambda: [DEVICE])
     patch.setattr(_handler, "_ready", {})
     choose = jax.lax.platform_dependent

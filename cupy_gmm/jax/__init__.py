@@ -80,9 +80,10 @@ def ragged_dot(
         group that has rows reaches all rows.
 
     Cost:
-        On CUDA three launches for the first product of some sizes and one for every further one, each with a memset
-        of a few words; nothing is allocated, compiled or waited for in the call, and XLA can replay it in a command
-        buffer. Kernels are compiled when XLA loads the program. New sizes trace nothing anew.
+        On CUDA three launches for the first product of some sizes and one for every further one; weight gradients, and
+        all products of the portable path, with a memset of a few words. Nothing is allocated, compiled or waited for in
+        the call, and XLA can replay it in a command buffer. Kernels are compiled when XLA loads the program. New sizes
+        trace nothing anew.
 
     Source:
         kernels/grouped_mm.cuh, kernels/grouped_mm_wgrad.cuh.

@@ -214,7 +214,7 @@ def _stay() -> None:
 
     Python makes one at each call from a thread that is not its own and throws it away behind it, which takes longer
     than all that a handler does. XLA's threads come from pools, so this is a handful; past MAX_STAYS none is kept, for
-    each is some KB.
+    each is some KB. perf: bench/notes/0005-host-cost.md
     """
     if next(_stays) < MAX_STAYS:
         ctypes.pythonapi.PyGILState_Ensure()  # counts the state as used once more than ctypes takes back

@@ -6,6 +6,7 @@ so XLA may capture it into a command buffer, with arrays that hold nothing yet. 
 before, so what a kernel is given is packed once for each set of addresses. Must not know how calls are made.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax
 
 from .. import _device, _heuristics, _launch, _plan, _table
 from .._params import SIZES_PARAMS, UNKNOWN_GROUPS
-from . import _abi, _row_wire, _wire
+from . import _abi, _counters, _row_wire, _wire
 from ._row_handler import Rows
 from ._row_wire import RowsCall
 from ._wire import ProductCall, ScheduleCall
@@ -63,32 +64,36 @@ class Schedule:
 
 
 class Product:
-    """The launch of one product on one device, and the zeroes that it counts from."""
+    """The launch of one product on one device, behind the zeroes that it counts from where it needs them."""
 
-    __slots__ = ("_known", "_plan", "_zeroed")
+    __slots__ = ("_counters", "_known", "_plan", "_zeroed")
 
     def __init__(self, call: ProductCall, device: int) -> None:
         table = _table_shape(call.rows, call.schedule_groups, device)
         self._plan = _plan.build(call.problem, call.schedule_groups, table, call.forced, device)
-        self._known: dict[tuple[int, ...], Again] = {}
+        self._known: dict[tuple[int, ...], tuple[Again, ...]] = {}
+        self._counters = _counters.of(device) if self._plan.restores else None
         self._zeroed = 4 * self._plan.zeroed_words
 
     def __call__(self, stream: int, operands: list[int], results: list[int]) -> None:
         addresses = (*operands, *results)
-        launch = self._known.get(addresses) or self._ready(addresses)
-        # The table is shared by products that XLA may run side by side: each counts its tiles in its own memory. XLA
-        # gives it with whatever lay there, so it is zeroed in every call.
-        _launch.zero(addresses[4], self._zeroed, stream)
-        launch(stream)
+        for launch in self._known.get(addresses) or self._ready(addresses):
+            launch(stream)
 
-    def _ready(self, addresses: tuple[int, ...]) -> Again:
+    def _ready(self, addresses: tuple[int, ...]) -> tuple[Again, ...]:
         a, b, table, c, scratch = addresses
         if (a | b | c | table | scratch) % ALIGNMENT:
             raise RuntimeError(f"XLA gave arrays at {a:#x}, {b:#x}, {c:#x}: expected multiples of {ALIGNMENT}.")
-        return _kept(self._known, addresses, self._plan.ready(a, b, c, table, scratch, 0))
+        # The table is shared by products that XLA may run side by side: each counts its tiles in its own memory.
+        counter = 0 if self._counters is None else self._counters.at(scratch)
+        product = self._plan.ready(a, b, c, table, counter or scratch, 0)
+        zero = functools.partial(_launch.zero, scratch, self._zeroed)
+        return _kept(self._known, addresses, (product,) if counter else (zero, product))
 
 
-def _kept(known: dict[tuple[int, ...], Any], addresses: tuple[int, ...], made: Any) -> Any:
+def _kept(
+    known: dict[tuple[int, ...], tuple[Again, ...]], addresses: tuple[int, ...], made: tuple[Again, ...]
+) -> tuple[Again, ...]:
     if len(known) >= MAX_KNOWN:
         known.clear()  # another thread that launches from there holds what it took
     known[addresses] = made
