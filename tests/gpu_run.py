@@ -81,14 +81,18 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=240.0, help="seconds that one lane may take")
     parser.add_argument("--jobs", type=int, default=8, help="processes of the test lane")
     parser.add_argument("--commit", default=None, help="where there is no git: the commit of the tree")
-    parser.add_argument("--no-tests", action="store_true", help="checkers only")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--no-tests", action="store_true", help="checkers only")
+    only.add_argument("--no-checkers", action="store_true", help="tests only")
     args = parser.parse_args()
+    args.logs.mkdir(parents=True, exist_ok=True)
     lanes = []
     if not args.no_tests:
         spread = ["-n", str(args.jobs), "--deselect", LARGE, "tests"]
         lanes.append(tests("tests", spread, args.limit, args.logs))
         lanes.append(tests("large", [LARGE], args.limit, args.logs))
-    lanes += checkers(args.tool or CHECKERS, args.limit, args.logs)
+    if not args.no_checkers:
+        lanes += checkers(args.tool or CHECKERS, args.limit, args.logs)
     args.out.write_text(json.dumps({"run": facts.run(args.commit), "lanes": lanes}, indent=1) + "\n")
     for lane in lanes:
         print(lane["lane"], lane["exit"], lane.get("counts") or lane.get("summary"), f"{lane.get('seconds')} s")
