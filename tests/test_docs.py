@@ -145,7 +145,7 @@ def test_readme_example_runs(framework, code):
 
 
 def test_readme_shows_four_families():
-    assert [framework for framework, _ in blocks()] == ["cupy", "torch", "torch", "jax", "jax", "jax", "ml_dtypes"]
+    assert [framework for framework, _ in blocks()] == ["jax", "cupy", "torch", "torch", "jax", "jax", "ml_dtypes"]
 
 
 def test_readme_lists_the_variables():
