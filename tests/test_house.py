@@ -159,6 +159,23 @@ with open("/proc/self/maps") as maps:
     assert not (tmp_path / "absent").exists()
 
 
+def test_modules_are_imported_when_they_are_named():
+    program = """
+import sys
+import cupy_gmm
+assert "cupy_gmm.counts" not in sys.modules
+assert cupy_gmm.counts.SETS and "cupy_gmm.counts" in sys.modules
+sys.modules["jax"] = None  # as if it were not installed
+assert not hasattr(cupy_gmm, "jax")
+try:
+    cupy_gmm.jax
+except AttributeError as error:
+    assert "`cupy_gmm.jax` cannot be imported" in str(error), error
+assert not hasattr(cupy_gmm, "count")
+"""
+    apart.python(program)
+
+
 def test_environment_is_read_in_one_module():
     wrong = []
     for path in package_files():
