@@ -11,17 +11,14 @@ jnp = jax.numpy
 import cupy_gmm.jax as face  # noqa: E402
 from tests import apart  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytest_plugins = ("tests.jax_on_cpu",)
+
 X = np.ones((8, 4), jnp.bfloat16)
 W = np.ones((3, 4, 6), jnp.bfloat16)
 DY = np.ones((8, 6), jnp.bfloat16)
 SIZES = np.array([3, 0, 5], np.int32)
 ONE = np.ones((1,), np.int32)
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
 
 
 def dot(lhs=X, rhs=W, group_sizes=SIZES, **options):
