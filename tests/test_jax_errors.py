@@ -98,7 +98,8 @@ CASES = {
         dot,
         {"group_offset": -1},
         ArgumentError,
-        "`group_offset` is -1 and `offs` has length 3: expected 0 to 3, the index in `offs` of the first local group.",
+        "`group_offset` is -1 and `group_sizes` has length 3: expected 0 to 3, the index in `group_sizes` of the first "
+        "local group.",
     ),
     "kind of offset": (
         dot,
@@ -170,7 +171,8 @@ CASES = {
         wgrad,
         {"group_offset": ONE},
         ArgumentError,
-        "`num_groups` is None and `group_offset` is an array: pass `num_groups=`, the number of groups of the result.",
+        "`num_groups` is None and `group_offset` is on the device: pass `num_groups=`, the number of groups of the "
+        "result.",
     ),
 }
 
