@@ -104,11 +104,11 @@ class _OnHopper:
         return None
 
 
-def _hopper_shared_bytes(blocks: int, consumers: int) -> int:
+def _hopper_shared_bytes(units: int, consumers: int) -> int:
     """Twin of `hopper_shared_bytes`."""
     barriers = (2 * 8 + 2 * 2 + 1) * 8
     small = barriers + 2 * 9 * 4 + 2 * 32 + 1024
-    return -(-(blocks * 64 * 128 + consumers * 2 * 64 * 128 + small) // 1024) * 1024
+    return -(-(units * 16 * 128 + consumers * 64 * 128 + small) // 1024) * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class HopperRowsConfig(_OnHopper):
         columns: Columns of y of a wide tile; a narrow one has half of them.
         wide_tokens: Most rows of y of a wide tile.
         tokens: Most rows of y of a narrow one.
-        ring: Blocks of 8 KB of the load ring.
+        ring: Units of 2 KB of the load ring.
     """
 
     name: str
@@ -222,7 +222,7 @@ CONFIGS: dict[str, Config] = {
         TileConfig("64x128", GROUPED_MM, 64, 128, 2, 2, 4, 2, 16),
         TileConfig("16x128", GROUPED_MM, 16, 128, 1, 4, 4, 3, 16),
         TileConfig("any-128x64", GROUPED_MM, 128, 64, 2, 2, 2, 2, 2),
-        HopperRowsConfig("hopper-256x208", 256, 208, 256, 24),
+        HopperRowsConfig("hopper-256x208", 256, 208, 256, 104),
         # perf: bench/notes/0007-hopper-wgrad-pingpong.md
         PingpongConfig("hopper-wgrad-pingpong-128x192", 128, 192, 5, 4, 4, 64, 75),
         TileConfig("wgrad-128x128", WGRAD, 128, 128, 2, 2, 3, 2, 16),

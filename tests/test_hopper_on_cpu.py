@@ -173,8 +173,13 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "accumulate dropped": ("stores.cuh", "(p.flags & kAccumulate) != 0", "false"),
     "a stage filled too early": (
         "sm90/stage_ring.cuh",
-        "starts[oldest % kStageSlots] + kBlocks",
-        "starts[oldest % kStageSlots] + 2 * kBlocks",
+        "begin > starts[oldest % kStageSlots] + kUnits",
+        "begin > starts[oldest % kStageSlots] + 2 * kUnits",
+    ),
+    "tokens placed past the end of the ring": (
+        "sm90/stage_ring.cuh",
+        "const u32 tokens = fit(extent.tokens);",
+        "const u32 tokens = at;",
     ),
     "stage released early": (
         "sm90/mainloop.cuh",
@@ -187,7 +192,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "kMTransposed ? 16 * kLineBytes / 16 : 32 / 16",
         "32 / 16",
     ),
-    "claim missing": ("sm90/roles.cuh", "if (kClaims && step == claim_at) mbarrier", "if (false) mbarrier"),
+    "claim missing": ("sm90/roles.cuh", "if (kWeights && step == claim_at) mbarrier", "if (false) mbarrier"),
     "tokens rounded down": (
         "sm90/grouped_mm.cuh",
         "sixteens = (tile.rows + 15) / 16",
@@ -216,8 +221,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "held stage shared by warpgroups": (
         "sm90/grouped_mm.cuh",
-        "ring.at - blocks + warpgroup * kHalves",
-        "ring.at - blocks",
+        "ring[ring.weights] + warpgroup * kHalves * kBlockBytes",
+        "ring[ring.weights]",
     ),
     "no turns": (
         "sm90/grouped_mm_wgrad_pingpong.cuh",

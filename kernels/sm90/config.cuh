@@ -6,20 +6,22 @@
 
 namespace cupy_gmm {
 
-inline constexpr int kBlockBytes = 64 * 128;  // 64 lines of a staged operand: what the load ring is made of
+inline constexpr int kUnitBytes = 16 * 128;   // 16 lines of a staged operand: what the load ring is made of
+inline constexpr int kBlockBytes = 64 * 128;  // 64 lines: what a warpgroup multiplies at a time on wgmma's 64-row side
 inline constexpr int kStageSlots = 8;         // most stages in flight
 inline constexpr int kTileSlots = 2;          // tiles announced ahead
 inline constexpr int kTileBytes = 32;         // most bytes of a tile's description
 inline constexpr int kStagedLines = 64;       // 128-byte lines of one staging buffer of a warpgroup
 inline constexpr int kStagedBytes = kStagedLines * 128;
+inline constexpr int kStagingBuffers = 1;   // of a warpgroup, besides what it borrows from the load ring
 inline constexpr int kScratchBytes = 1024;  // for the warp that hands out tiles
 
 // Ring, staging of the consumers, barriers, ring positions, announced tiles, scratch, rounded up; HopperStorage must
 // fit.
-constexpr int hopper_shared_bytes(int blocks, int consumers) {
+constexpr int hopper_shared_bytes(int units, int consumers) {
     const int barriers = (2 * kStageSlots + 2 * kTileSlots + 1) * 8;
     const int small = barriers + 2 * (kStageSlots + 1) * 4 + kTileSlots * kTileBytes + kScratchBytes;
-    return (blocks * kBlockBytes + consumers * 2 * kStagedBytes + small + 1023) / 1024 * 1024;
+    return (units * kUnitBytes + consumers * kStagingBuffers * kStagedBytes + small + 1023) / 1024 * 1024;
 }
 
 // Ragged tensor maps (cupy_gmm/_tensormap.py has the arithmetic): coordinates {column, kRagged - (end - row), end,
@@ -32,7 +34,7 @@ struct HopperRowsConfig {
     int columns;      // of a wide tile; a narrow one has half of them
     int wide_tokens;  // most tokens of a wide tile
     int tokens;       // most tokens of a narrow one
-    int ring;         // blocks of the load ring
+    int ring;         // units of the load ring
 
     // Of a thread, once its role is known: 24 + 2 * 240 <= 168 * 3.
     static constexpr int producer_registers() { return 24; }
@@ -41,19 +43,18 @@ struct HopperRowsConfig {
     constexpr int threads() const { return 128 * (1 + consumers()); }
     constexpr int narrow_columns() const { return columns / 2; }
     constexpr int accumulators() const { return wide_tokens > tokens / 2 ? wide_tokens : tokens / 2; }
-    constexpr int blocks() const { return ring; }
-    constexpr int shared_bytes() const { return hopper_shared_bytes(blocks(), consumers()); }
+    constexpr int shared_bytes() const { return hopper_shared_bytes(ring, consumers()); }
 
     constexpr bool legal() const {
         return columns == 256 && wide_tokens % 16 == 0 && wide_tokens <= 208 && tokens % 16 == 0 && tokens <= 256 &&
-               ring >= 16 && shared_bytes() <= 232448;
+               ring >= 64 && shared_bytes() <= 232448;
     }
 };
 
 // What a loading thread knows; kept in shared memory, since it has few registers.
 struct LoadState {
     u32 tiles;                // before this one
-    u32 starts[kStageSlots];  // where stages begin, by slot
+    u32 starts[kStageSlots];  // where stages begin, by slot; see LoadRing
 };
 
 // Tile: what the ticket warp announces, a struct of 32-bit words with `bool ended() const`.
@@ -61,8 +62,8 @@ template <HopperRowsConfig kCfg, class Tile>
 struct HopperStorage {
     static_assert(sizeof(Tile) <= kTileBytes && sizeof(Tile) % 4 == 0, "see kTileBytes");
 
-    alignas(1024) char ring[kCfg.blocks()][kBlockBytes];  // of a stage: the operand of the 64-row side, then the other
-    alignas(1024) char staged[kCfg.consumers()][2][kStagedBytes];
+    alignas(1024) char ring[kCfg.ring][kUnitBytes];
+    alignas(1024) char staged[kCfg.consumers()][kStagingBuffers][kStagedBytes];
     u64 loaded[kStageSlots];
     u64 consumed[kStageSlots];
     u64 announced[kTileSlots];

@@ -26,13 +26,13 @@ enum class Store {
 // most tokens of the tile.
 template <class Out, Store kStore, int kHalves, int kTokens>
 struct HopperEpilogue {
-    static constexpr int kPlainTokens = 32;     // tokens staged as float32 at a time
+    static constexpr int kPlainTokens = 16 * kStagingBuffers;  // tokens staged as float32 at a time
     static constexpr int kPlainPitch = 64 + 4;  // floats: the four rows that a quad writes fall into different banks
-    static_assert(kPlainTokens * kPlainPitch * 4 <= 2 * kStagedBytes, "float32 staging takes both buffers");
+    static_assert(kPlainTokens * kPlainPitch * 4 <= kStagingBuffers * kStagedBytes, "float32 staging");
 
     const TensorMap* map;  // of y, ragged
     const Params& p;
-    char* staged;  // two buffers of kStagedBytes
+    char* staged;  // kStagingBuffers of kStagedBytes
     char* held;    // kHalves more, for boxes
     int warpgroup;
     const RowTile& tile;
@@ -49,7 +49,7 @@ struct HopperEpilogue {
     __device__ __forceinline__ int first_column(int half) const { return tile.col + (warpgroup * kHalves + half) * 64; }
     __device__ __forceinline__ void meet() const { named_barrier_sync(1 + warpgroup, 128); }
 
-    static constexpr int kBuffers = 2 + kHalves;
+    static constexpr int kBuffers = kStagingBuffers + kHalves;
     __device__ __forceinline__ u32 buffer(int nth) const {
         const int at = nth % kBuffers;
         return shared_address(at < kHalves ? held : staged) + (at < kHalves ? at : at - kHalves) * kStagedBytes;

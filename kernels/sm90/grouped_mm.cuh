@@ -40,14 +40,14 @@ __device__ __forceinline__ int forward_steps(const Params& p, const RowTile& til
 }
 
 template <HopperRowsConfig kCfg>
-__device__ __forceinline__ u32 stage_blocks(const RowTile& tile) {
-    return static_cast<u32>(columns_of<kCfg>(tile) / 64 + (tile.rows + 63) / 64);
+__device__ __forceinline__ StageExtent stage_extent(const RowTile& tile) {
+    return {static_cast<u32>(columns_of<kCfg>(tile)) / 16, static_cast<u32>(tile.rows + 15) / 16};
 }
 
 template <Layout kWLayout, HopperRowsConfig kCfg>
 __device__ void load_weights(const HopperParams& h, const Barriers<kCfg>& barriers) {
     const auto steps = [&](const RowTile& tile) { return forward_steps(h.p, tile); };
-    produce<true>(barriers, steps, stage_blocks<kCfg>, [&](const RowTile& tile, int step, u32 barrier, u32 target) {
+    produce<true>(barriers, steps, stage_extent<kCfg>, [&](const RowTile& tile, int step, u32 barrier, u32 target) {
         if (!tile.has_product(h.p.groups)) return mbarrier_arrive(barrier);
         const int columns = columns_of<kCfg>(tile);
         const TensorMap* map = &h.w[columns == kCfg.columns];
@@ -72,30 +72,28 @@ __device__ void load_weights(const HopperParams& h, const Barriers<kCfg>& barrie
 template <HopperRowsConfig kCfg>
 __device__ void load_tokens(const HopperParams& h, const Barriers<kCfg>& barriers) {
     const auto steps = [&](const RowTile& tile) { return forward_steps(h.p, tile); };
-    produce<false>(barriers, steps, stage_blocks<kCfg>, [&](const RowTile& tile, int step, u32 barrier, u32 target) {
+    produce<false>(barriers, steps, stage_extent<kCfg>, [&](const RowTile& tile, int step, u32 barrier, u32 target) {
         if (!tile.has_product(h.p.groups)) return mbarrier_arrive(barrier);
         const int sixteens = (tile.rows + 15) / 16;
         mbarrier_arrive_expect(barrier, sixteens * 16 * kLineBytes);
-        tma_load_2d(target + columns_of<kCfg>(tile) * kLineBytes, &h.x[sixteens - 1], barrier, step * kTileK,
-                    tile.first_row);
+        tma_load_2d(target, &h.x[sixteens - 1], barrier, step * kTileK, tile.first_row);
     });
 }
 
 // kHalves: how many times 64 columns each warpgroup multiplies.
 template <class T, Layout kWLayout, Store kStore, int kHalves, int kTokens, HopperRowsConfig kCfg>
 __device__ __forceinline__ void consume_tile(const HopperParams& h, const Barriers<kCfg>& barriers, int warpgroup,
-                                             const RowTile& tile, float* acc, StageRing<kCfg.blocks()>& ring) {
+                                             const RowTile& tile, float* acc, StageRing<kCfg.ring>& ring) {
     constexpr bool kHeld = kStore == Store::kBoxes;
-    const u32 blocks = stage_blocks<kCfg>(tile);
     const HopperMainloop<T, kWLayout == Layout::kMnMajor, kHeld, kTokens, kHalves, kCfg> mainloop{
-        barriers, warpgroup, forward_steps(h.p, tile), blocks};
+        barriers, warpgroup, forward_steps(h.p, tile), stage_extent<kCfg>(tile)};
     if (tile.has_product(h.p.groups)) {
         mainloop.run(acc, tile.rows, ring);
     } else {
         mainloop.pass(ring);
     }
     // Of the held stage, the weights that only this warpgroup has read.
-    char* const held = barriers.storage.ring[ring.at - blocks + warpgroup * kHalves];
+    char* const held = barriers.storage.ring[ring.weights] + warpgroup * kHalves * kBlockBytes;
     const HopperEpilogue<T, kStore, kHalves, kTokens> epilogue{&h.y, h.p,       barriers.storage.staged[warpgroup][0],
                                                                held, warpgroup, tile};
     epilogue.run(acc);
@@ -103,7 +101,7 @@ __device__ __forceinline__ void consume_tile(const HopperParams& h, const Barrie
 
 template <class T, Layout kWLayout, Store kStore, HopperRowsConfig kCfg>
 __device__ __forceinline__ void consume(const HopperParams& h, const Barriers<kCfg>& barriers, int warpgroup) {
-    StageRing<kCfg.blocks()> ring;
+    StageRing<kCfg.ring> ring;
     float acc[kCfg.accumulators()];
     for (u32 nth = 0;; ++nth) {
         const RowTile& tile = await_tile(barriers, TileSlot(nth));

@@ -16,7 +16,6 @@ namespace cupy_gmm {
 // kHeld: the last stage of a tile is released only with the first one of the next: until then it serves as staging.
 template <class T, bool kMTransposed, bool kHeld, int kMostN, int kHalves, HopperRowsConfig kCfg>
 struct HopperMainloop {
-    static constexpr int kMBytes = kCfg.consumers() * kHalves * kBlockBytes;
     // From one 16 k to the next, in descriptor units of 16 bytes: 16 lines, or 32 bytes along a line.
     static constexpr u64 kMStep = kMTransposed ? 16 * kLineBytes / 16 : 32 / 16;
     static constexpr u64 kNStep = 32 / 16;
@@ -24,14 +23,14 @@ struct HopperMainloop {
     const Barriers<kCfg>& barriers;
     int warpgroup;
     int steps;
-    u32 blocks;  // of a stage
+    StageExtent extent;
 
     // The extent of the n side is chosen outside of the loop over k. Products with one half are rarely short, so they
     // come in fewer extents.
     static constexpr int next(int n) { return n + (kHalves == 2 || n >= 192 ? 16 : n == 16 ? 48 : 32); }
 
     template <int kN = 16>
-    __device__ __forceinline__ void run(float* acc, int n, StageRing<kCfg.blocks()>& ring) const {
+    __device__ __forceinline__ void run(float* acc, int n, StageRing<kCfg.ring>& ring) const {
         if constexpr (kN < kMostN) {
             if (n > kN) {
                 run<next(kN)>(acc, n, ring);
@@ -42,13 +41,13 @@ struct HopperMainloop {
     }
 
     template <int kN>
-    __device__ __forceinline__ void loop(float* acc, StageRing<kCfg.blocks()>& ring) const {
+    __device__ __forceinline__ void loop(float* acc, StageRing<kCfg.ring>& ring) const {
         for (int step = 0; step < steps; ++step) {
             wait_for(barriers.loaded(ring.slot()), ring.phase());
-            ring.fit(blocks);
-            const u32 stage = barriers.ring() + ring.offset();
-            const u64 m = wgmma_descriptor(stage + warpgroup * kHalves * kBlockBytes, 0, 8 * kLineBytes);
-            const u64 n = wgmma_descriptor(stage + kMBytes, 0, 8 * kLineBytes);
+            const u32 tokens = barriers.ring() + ring.place(extent) * kUnitBytes;
+            const u32 weights = barriers.ring() + ring.weights * kUnitBytes;
+            const u64 m = wgmma_descriptor(weights + warpgroup * kHalves * kBlockBytes, 0, 8 * kLineBytes);
+            const u64 n = wgmma_descriptor(tokens, 0, 8 * kLineBytes);
             wgmma_fence();
 #pragma unroll
             for (int k16 = 0; k16 < kTileK / 16; ++k16) {
@@ -61,24 +60,24 @@ struct HopperMainloop {
             wgmma_commit();
             wgmma_wait<1>();
             if (kHeld || step > 0) release_one_before(ring, step == 0);
-            ring.advance(blocks);
+            ring.advance();
         }
         wgmma_wait<0>();
         if (!kHeld) release_one_before(ring, false);
     }
 
     // A tile without a product has one stage, which holds nothing.
-    __device__ __forceinline__ void pass(StageRing<kCfg.blocks()>& ring) const {
+    __device__ __forceinline__ void pass(StageRing<kCfg.ring>& ring) const {
         wait_for(barriers.loaded(ring.slot()), ring.phase());
-        ring.fit(blocks);
+        ring.place(extent);
         if (kHeld) release_one_before(ring, true);
-        ring.advance(blocks);
+        ring.advance();
         if (!kHeld) release_one_before(ring, false);
     }
 
    private:
     // The stage before has been read: by products, or, where it was the last one of a tile, by stores.
-    __device__ __forceinline__ void release_one_before(const StageRing<kCfg.blocks()>& ring, bool stored) const {
+    __device__ __forceinline__ void release_one_before(const StageRing<kCfg.ring>& ring, bool stored) const {
         if (ring.nth == 0 || lane_id() != 0) return;
         if (stored && threadIdx.x % 128 == 0) tma_store_wait_read<0>();
         mbarrier_arrive(barriers.consumed(static_cast<int>((ring.nth - 1) % kStageSlots)));

@@ -70,12 +70,12 @@ __device__ void announce_queue(const Barriers<kCfg>& barriers, const Queue& queu
 }
 
 // A loading thread: body(tile, step, barrier, address) for each of steps_of(tile) stages of every tile, one at
-// least, of blocks_of(tile) blocks each. One of the two claims.
-template <bool kClaims, HopperRowsConfig kCfg, class Steps, class Blocks, class Body>
-__device__ __forceinline__ void produce(const Barriers<kCfg>& barriers, const Steps& steps_of, const Blocks& blocks_of,
+// least, of extent_of(tile) each. The one for the weights claims.
+template <bool kWeights, HopperRowsConfig kCfg, class Steps, class Extent, class Body>
+__device__ __forceinline__ void produce(const Barriers<kCfg>& barriers, const Steps& steps_of, const Extent& extent_of,
                                         const Body& body) {
-    LoadState& state = barriers.storage.loading[kClaims];
-    LoadRing<kCfg.blocks()> ring(state.starts);
+    LoadState& state = barriers.storage.loading[kWeights];
+    LoadRing<kWeights, kCfg.ring> ring(state.starts);
     for (state.tiles = 0;; ++state.tiles) {
         const TileSlot at(state.tiles);
         wait_for(barriers.announced(at.slot()), at.phase());
@@ -84,13 +84,14 @@ __device__ __forceinline__ void produce(const Barriers<kCfg>& barriers, const St
         if (tile.ended()) return;
         const int steps = steps_of(tile);
         const int claim_at = steps > kClaimAhead ? steps - kClaimAhead : 0;
-        ring.plan(blocks_of(tile));
+        const StageExtent extent = extent_of(tile);
+        ring.plan(extent);
         for (int step = 0; step < steps; ++step) {
-            if (kClaims && step == claim_at) mbarrier_arrive(barriers.claim());
+            if (kWeights && step == claim_at) mbarrier_arrive(barriers.claim());
             ring.acquire([&](int slot) { return barriers.consumed(slot); });
-            body(tile, step, barriers.loaded(ring.slot()), barriers.ring() + ring.offset());
-            ring.filled(blocks_of(tile));
-            if (step + 1 < steps) ring.plan(blocks_of(tile));
+            body(tile, step, barriers.loaded(ring.slot()), barriers.ring() + ring.target * kUnitBytes);
+            ring.filled();
+            if (step + 1 < steps) ring.plan(extent);
         }
     }
 }

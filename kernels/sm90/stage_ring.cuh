@@ -1,5 +1,6 @@
-// The load ring: stages of any number of 8 KB blocks, one behind the other and round again, so that small tiles have
-// more stages in flight. Loading threads and consumer warpgroups each follow it on their own: both know the tiles.
+// The load ring: of each stage the weights, then the tokens, one behind the other and round again, each as long as the
+// tile needs it, so that small tiles have more stages in flight. Loading threads and consumer warpgroups each follow
+// it on their own: all know the tiles.
 #pragma once
 
 #include "../pipeline.cuh"
@@ -8,55 +9,75 @@
 
 namespace cupy_gmm {
 
-// kBlocks: of the ring. A stage lies in one piece: where it would pass the end, it begins at the start.
-template <int kBlocks>
+// Units of the ring that the two operands of a stage take.
+struct StageExtent {
+    u32 weights;
+    u32 tokens;
+};
+
+// kUnits: of the ring. An operand lies in one piece: where it would pass the end, it begins at the start.
+template <int kUnits>
 struct StageRing {
-    u32 nth = 0;  // stages before this one
-    u32 at = 0;   // block where it begins
+    u32 nth = 0;      // stages before this one
+    u32 at = 0;       // unit behind what was placed last
+    u32 weights = 0;  // unit where the weights of this stage begin
 
     __device__ __forceinline__ int slot() const { return static_cast<int>(nth % kStageSlots); }
     __device__ __forceinline__ u32 phase() const { return nth / kStageSlots & 1; }
-    __device__ __forceinline__ u32 offset() const { return at * kBlockBytes; }
 
-    __device__ __forceinline__ void fit(u32 blocks) {
-        if (at + blocks > kBlocks) at = 0;
+    // Of this stage: places the weights, then the tokens, and returns where those begin.
+    __device__ __forceinline__ u32 place(const StageExtent& extent) {
+        weights = fit(extent.weights);
+        at = weights + extent.weights;
+        const u32 tokens = fit(extent.tokens);
+        at = tokens + extent.tokens;
+        return tokens;
     }
-    __device__ __forceinline__ void advance(u32 blocks) {
-        at += blocks;
-        ++nth;
-    }
+    __device__ __forceinline__ void advance() { ++nth; }
+
+   private:
+    __device__ __forceinline__ u32 fit(u32 units) const { return at + units > kUnits ? 0 : at; }
 };
 
-// A loading thread's view. What is to be waited for is found out beforehand: as soon as a stage is free, it is filled.
-template <int kBlocks>
-struct LoadRing : StageRing<kBlocks> {
-    u32 oldest = 0;     // stages before this one must be free
-    u32 begin = 0;      // of the stage, counted on through all rounds
-    u32 end = kBlocks;  // where a stage must end so as not to touch the oldest
-    u32* starts;        // by slot: where a stage begins, counted on
+// The view of the thread that loads one operand. What is to be waited for is found out beforehand: as soon as the place
+// is free, it is filled; a stage as a whole, so that its tokens do not queue behind the weights of the next.
+template <bool kWeights, int kUnits>
+struct LoadRing {
+    u32 nth = 0;     // stages before this one
+    u32 at = 0;      // unit behind what was placed last
+    u32 begin = 0;   // the same, counted on through all rounds
+    u32 target = 0;  // unit where the operand goes
+    u32 oldest = 0;  // stages before this one must have been consumed
+    u32* starts;     // by slot: where the weights of a stage begin, counted on
 
     __device__ explicit LoadRing(u32* starts_) : starts(starts_) {}
 
-    // Finds the place of the next stage, of so many blocks.
-    __device__ __forceinline__ void plan(u32 blocks) {
-        begin += this->at + blocks > kBlocks ? kBlocks - this->at : 0;
-        this->fit(blocks);
-        starts[this->slot()] = begin;
-        while (begin + blocks > end || this->nth - oldest == kStageSlots) {
-            ++oldest;
-            end = starts[oldest % kStageSlots] + kBlocks;
-        }
+    __device__ __forceinline__ int slot() const { return static_cast<int>(nth % kStageSlots); }
+
+    // Finds the place of both operands of the next stage.
+    __device__ __forceinline__ void plan(const StageExtent& extent) {
+        const u32 weights = place(extent.weights);
+        starts[slot()] = begin - extent.weights;
+        const u32 tokens = place(extent.tokens);
+        target = kWeights ? weights : tokens;
+        while (begin > starts[oldest % kStageSlots] + kUnits || nth - oldest == kStageSlots) ++oldest;
     }
 
-    // Waits until the planned stage may be filled. consumed(slot) -> barrier.
+    // Waits until the planned place may be filled. consumed(slot) -> barrier.
     template <class Consumed>
     __device__ __forceinline__ void acquire(const Consumed& consumed) const {
         if (oldest > 0) wait_for(consumed((oldest - 1) % kStageSlots), (oldest - 1) / kStageSlots & 1);
     }
 
-    __device__ __forceinline__ void filled(u32 blocks) {
-        begin += blocks;
-        this->advance(blocks);
+    __device__ __forceinline__ void filled() { ++nth; }
+
+   private:
+    __device__ __forceinline__ u32 place(u32 units) {
+        const bool wraps = at + units > kUnits;
+        const u32 found = wraps ? 0 : at;
+        begin += units + (wraps ? kUnits - at : 0);
+        at = found + units;
+        return found;
     }
 };
 

@@ -5,7 +5,7 @@
 
 using namespace cupy_gmm;
 
-static constexpr HopperRowsConfig kConfig{.columns = 256, .wide_tokens = 208, .tokens = 256, .ring = 24};
+static constexpr HopperRowsConfig kConfig{.columns = 256, .wide_tokens = 208, .tokens = 256, .ring = 104};
 
 extern "C" size_t params_bytes() { return sizeof(HopperParams); }
 
