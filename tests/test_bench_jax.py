@@ -12,10 +12,11 @@ from bench.shapes import Problem
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
-from bench import jax_products, jax_work  # noqa: E402
-from cupy_gmm.jax import ragged_dot  # noqa: E402
+from bench import jax_products, jax_step, jax_work  # noqa: E402
+from cupy_gmm.jax import _handler, _lowering, ragged_dot  # noqa: E402
 from tests import xla  # noqa: E402
 
+FOREIGN = _lowering.foreign  # before anybody renames targets
 SMALL = Problem("small", 4, 64, 48, 37, (5, 0, 30, 2))
 
 
@@ -106,3 +107,34 @@ def test_a_chain_that_xla_cut_short_is_not_timed(arrays, monkeypatch):
     monkeypatch.setattr(jax_products, "calls_in", lambda text, target: 1)
     with pytest.raises(RuntimeError, match=r"ours: XLA made \(1, 1\) products and schedules of a chain of 3"):
         jax_products.ours(arrays, 3)
+
+
+def test_handlers_are_timed_and_do_what_they_did(machine, arrays, monkeypatch):
+    """With marks around the launches, and without: the times are less than those of the step."""
+    monkeypatch.setattr(_lowering, "foreign", FOREIGN)
+    for kind in (_handler.Schedule, _handler.Product):
+        monkeypatch.setattr(kind, "made", kind.made)
+    handlers = jax_step.Handlers("cpu")
+    step = jax_step.step(ragged_dot)
+    x, w, sizes = arrays
+    operands = x, w, jnp.swapaxes(w, 1, 2), sizes
+    wanted = jax.block_until_ready(jax_step.step(jax.lax.ragged_dot)(*operands))
+    jax_step.once(step, operands, 2)
+    handlers.warmed()
+    machine.log.clear()
+    jax_step.once(step, operands, 3)
+    assert machine.names().count("grouped_mm") == 12
+    handlers.mark()
+    jax_step.once(step, operands, 2)
+    *lines, own = handlers.lines(3)
+    assert [line.split(": ")[0] for line in lines] == [
+        "cupy_gmm.schedule",
+        "cupy_gmm.grouped_mm",
+        "cupy_gmm.grouped_mm_wgrad",
+    ]
+    for line, calls in zip(lines, ("1.00", "4.00", "2.00"), strict=True):
+        assert line.endswith(f" {calls} calls a step")
+        assert "us on the host, Python " in line
+    assert own.startswith("taken off: 0.")
+    for got, want in zip(jax.tree.leaves(step(*operands)), jax.tree.leaves(wanted), strict=True):
+        assert jax_work.distance(got, want) < 1e-2

@@ -119,17 +119,22 @@ def _which() -> Callable[[], int]:
     return found
 
 
+KINDS: dict[str, type] = {
+    _wire.SCHEDULE_TARGET: ScheduleCall,
+    **dict.fromkeys(_wire.PRODUCT_TARGET.values(), ProductCall),
+    **dict.fromkeys(_row_wire.TARGET.values(), RowsCall),
+}
+
+
+def executing(kind: type) -> Callable[[int], int]:
+    return execute(_ready, functools.partial(prepare, kind), _which)
+
+
 def handlers() -> dict[str, dict[str, Any]]:
     """C functions of both stages by target. Kept for ever by `register`."""
-    kinds: dict[str, type] = dict.fromkeys(_wire.TARGETS, ProductCall)
-    kinds[_wire.SCHEDULE_TARGET] = ScheduleCall
-    kinds |= dict.fromkeys(_row_wire.TARGET.values(), RowsCall)
     return {
-        target: {
-            "instantiate": _abi.handler(instantiate(kind)),
-            "execute": _abi.Handler(execute(_ready, functools.partial(prepare, kind), _which)),
-        }
-        for target, kind in kinds.items()
+        target: {"instantiate": _abi.handler(instantiate(kind)), "execute": _abi.Handler(executing(kind))}
+        for target, kind in KINDS.items()
     }
 
 
