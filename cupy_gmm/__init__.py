@@ -5,8 +5,10 @@
     dw = grouped_mm_wgrad(x, dy, offs)
 
 Arrays of CuPy, PyTorch, JAX and NumPy; results come in the family of `x`. Importing this touches no device
-and no framework.
+and no framework; `cupy_gmm.counts`, `cupy_gmm.jax` and `cupy_gmm.torch` are imported when first named.
 """
+
+from typing import Any as _Any
 
 from ._version import __version__ as __version__
 from .errors import ArgumentError as ArgumentError
@@ -30,3 +32,15 @@ from .routing import combine_backward as combine_backward
 from .routing import permute as permute
 from .routing import permute_backward as permute_backward
 from .routing import route as route
+
+
+def __getattr__(name: str) -> _Any:
+    """Modules that cost time or need a framework, on first use."""
+    if name in ("counts", "jax", "torch"):
+        import importlib
+
+        try:
+            return importlib.import_module(f"{__name__}.{name}")
+        except ImportError as error:  # so that `hasattr` says no
+            raise AttributeError(f"`{__name__}.{name}` cannot be imported: {error}") from error
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -40,11 +40,16 @@ def new_plan(
     groups = check_offsets(problem, views[2], views[4], schedule, host_offset)
     with site.guard():
         plan = _plan.build(problem, groups, schedule.shape if schedule else None, config, site.device)
-    while len(plans) >= MAX_PLANS:
-        with contextlib.suppress(RuntimeError, StopIteration):  # another thread was faster
-            plans.pop(next(iter(plans)), None)
-    plans[key] = plan
+    keep(plans, key, plan, MAX_PLANS)
     return plan
+
+
+def keep(kept: dict[Any, Any], key: Any, value: Any, most: int) -> None:
+    """Puts one more among what is kept, of which the oldest go first; other threads may do so too."""
+    while len(kept) >= most:
+        with contextlib.suppress(RuntimeError, StopIteration):  # another thread was faster
+            kept.pop(next(iter(kept)), None)
+    kept[key] = value
 
 
 def check_aliasing(a: Any, b: Any, out: Any) -> None:

@@ -175,12 +175,12 @@ def rows_of_schedule(rows: Any) -> int:
     return count
 
 
-def group_offset_in(groups: int, group_offset: int) -> None:
-    """Checks a host `group_offset` against the length of `offs`."""
+def group_offset_in(groups: int, group_offset: int, offs: str = "offs") -> None:
+    """Checks a host `group_offset` against the length of the argument called `offs`."""
     if not 0 <= group_offset <= groups:
         raise ArgumentError(
-            f"`group_offset` is {group_offset} and `offs` has length {groups}: expected 0 to {groups}, the index in "
-            "`offs` of the first local group."
+            f"`group_offset` is {group_offset} and `{offs}` has length {groups}: expected 0 to {groups}, the index in "
+            f"`{offs}` of the first local group."
         )
 
 

@@ -5,7 +5,7 @@
 
 Both train the same model on the sources of Python's standard library, which every machine with Python has: a byte is
 a token; each layer is causal attention and an expert layer, both behind a norm and beside a residual. Parameters are
-float32, operands of the experts' products bfloat16. Without a GPU a tiny model is trained, in a minute or so.
+float32, operands of the experts' products bfloat16. Without a GPU a tiny model is trained, in a few minutes.
 With CuPy, `CUPY_TF32=1` takes the tensor cores for float32 products too, as JAX does by itself. The extra `cli`
 brings what both print and draw with.
 

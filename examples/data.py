@@ -16,7 +16,7 @@ _HELD_OUT = 16  # every sixteenth file is for validation
 
 @functools.cache
 def text() -> tuple[np.ndarray, np.ndarray]:
-    """Bytes for training and for validation, uint8; always the same for one Python version.
+    """Bytes for training and for validation, uint8; always the same for one installation of Python.
 
     Raises:
         FileNotFoundError: This Python has no sources of its library.

@@ -11,7 +11,6 @@ import numpy as np
 
 from .model import Config
 
-_SHOWN = 8  # so many steps in counts.json
 _POINTS = 200  # of a line of the picture, at most: it is some hundred pixels wide, and the file stays small
 State = dict[str, dict[str, Any]]
 
@@ -70,16 +69,9 @@ def _about(config: Config, seed: int, validation: Mapping[int, float]) -> str:
 
 
 def write(folder: Path, name: str, history: History, entropy: float) -> None:
-    """counts.npz with every step, counts.json for `python -m cupy_gmm counts`, losses.json and losses.svg."""
+    """counts.npz with every step, for `python -m cupy_gmm counts` too; losses.json and losses.svg."""
     counts = np.array(history.counts, np.int32)
     np.savez_compressed(folder / "counts.npz", counts=counts)
-    shown = sorted({round(at) for at in np.linspace(0, len(counts) - 1, min(_SHOWN, len(counts)))})
-    histograms = [
-        {"name": f"step {step + 1} layer {layer}", "counts": counts[step, layer].tolist()}
-        for step in shown
-        for layer in range(counts.shape[1])
-    ]
-    (folder / "counts.json").write_text(json.dumps(histograms) + "\n")
     losses = [round(float(loss), 5) for loss in history.losses]
     document = {"unigram_entropy": entropy, "validation": history.validation, "train": losses}
     (folder / "losses.json").write_text(json.dumps(document) + "\n")

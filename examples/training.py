@@ -23,7 +23,7 @@ class Parts:
     """What an example is.
 
     Attributes:
-        name: Title of its picture.
+        name: Title of its picture; its first word names the folder of the records.
         on_gpu: Whether it will run on one.
         put: NumPy array -> where the example computes.
         get: and back.
@@ -97,7 +97,7 @@ def _each(convert: Callable[[Any], Any], state: records.State) -> records.State:
 
 
 def _bring(parts: Parts, history: records.History) -> None:
-    """Losses and counts since the last time to the host: the only wait of the loop."""
+    """Losses and counts since the last time to the host: waits, as reports and checkpoints do and steps do not."""
     history.losses[:] = [each if isinstance(each, float) else float(each) for each in history.losses]
     history.counts[:] = [each if isinstance(each, np.ndarray) else parts.get(each) for each in history.counts]
 

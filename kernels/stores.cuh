@@ -77,19 +77,6 @@ __device__ __forceinline__ void store_chunk(const Target<Out>& target, int row, 
     }
 }
 
-// Eight packed 16-bit elements, of which `columns` exist.
-template <class Out>
-__device__ __forceinline__ void store_packed(Out* to, const Vec16& packed, int columns) {
-    if (columns >= 8) {
-        *reinterpret_cast<Vec16*>(to) = packed;
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 7; ++i) {
-        if (i < columns) to[i] = Out{static_cast<u16>(packed.word[i / 2] >> (16 * (i % 2)))};
-    }
-}
-
 // Calls body(Target) with element (row, col) of matrix `group` of c, in the type that the caller asked for.
 template <class Body>
 __device__ __forceinline__ void with_target(const Params& p, i64 group, i64 row, i64 col, const Body& body) {

@@ -4,7 +4,9 @@
 check that nothing around it was touched.
 """
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -190,6 +192,22 @@ class CupyBackend(Backend):
 
     def synchronize(self) -> None:
         self.cupy.cuda.get_current_stream().synchronize()
+
+
+@contextlib.contextmanager
+def no_allocation() -> Iterator[None]:
+    """CuPy gives no memory of a GPU inside."""
+    import cupy
+
+    def fail(_: int) -> Any:
+        raise AssertionError("allocated")
+
+    before = cupy.cuda.get_allocator() if hasattr(cupy.cuda, "get_allocator") else cupy.get_default_memory_pool().malloc
+    cupy.cuda.set_allocator(fail)
+    try:
+        yield
+    finally:
+        cupy.cuda.set_allocator(before)
 
 
 def make(name: str) -> Backend:

@@ -5,7 +5,6 @@ Whatever a kernel may not read is NaN, whatever it may not write is compared byt
 """
 
 import ctypes
-import platform
 import shutil
 import struct
 import subprocess
@@ -19,6 +18,7 @@ import pytest
 from cupy_gmm import _arrays, _params, _plan, _problem, _table, _tensormap, reference
 from cupy_gmm._config import CONFIGS, GROUPED_MM, TILE_K, WgmmaConfig
 from cupy_gmm._variants import K_MAJOR
+from tests import compilers
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIM = ROOT / "tests" / "shim"
@@ -81,17 +81,6 @@ class Guarded:
         return self.bytes.ctypes.data + GUARD
 
 
-def compiler() -> str:
-    """What compiles the kernels for the CPU. Whoever only uses the library need not have it; CI must (`--complete`)."""
-    found = shutil.which("g++")
-    if found is None or platform.machine() != "x86_64":
-        pytest.skip("needs g++ on x86-64, in whose assembly the fibers of tests/shim switch")
-    version = subprocess.run([found, "-dumpversion"], capture_output=True, text=True, check=True, timeout=60).stdout
-    if int(version.split(".")[0]) < 12:
-        pytest.skip(f"needs g++ 12, the first with _Float16: this is {version.strip()}")
-    return found
-
-
 def lay_out(folder: Path) -> None:
     """The kernels with the twins over their `ptx/`; the declaration of shared memory becomes a call."""
     shutil.copytree(ROOT / "kernels", folder)
@@ -121,7 +110,7 @@ def compile_machine(folder: Path) -> None:
 
 
 def run_compiler(folder: Path, *arguments: str) -> None:
-    command = [compiler(), *FLAGS, *arguments]
+    command = [compilers.gxx_for_kernels(), *FLAGS, *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
 

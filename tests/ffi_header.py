@@ -5,13 +5,13 @@
     python -m tests.ffi_header FOLDER...        folders that hold xla/ffi/api/c_api.h
 """
 
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from cupy_gmm.jax import _abi
+from tests import compilers
 
 HEADER = "xla/ffi/api/c_api.h"
 # By the frame's own member: releases call the type differently, and it is what the frame points at that counts.
@@ -46,10 +46,6 @@ NUMBERS = {
 }
 
 
-def compiler() -> str | None:
-    return shutil.which("g++") or shutil.which("clang++")
-
-
 def program() -> str:
     """C++ that compiles where all of it holds."""
     lines = ["#include <cstddef>", "#include <type_traits>", f'#include "{HEADER}"']
@@ -80,7 +76,15 @@ def complaints(folder: Path, text: str | None = None) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "places.cpp"
         source.write_text(program() if text is None else text)
-        command = [compiler() or "g++", "-std=c++17", "-fsyntax-only", "-Wno-invalid-offsetof", f"-I{folder}", source]
+        compiler = compilers.find() or "g++"
+        command = [
+            compiler,
+            "-std=c++17",
+            "-fsyntax-only",
+            "-Wno-invalid-offsetof",
+            f"-I{folder}",
+            source,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return done.stderr if done.returncode else ""
 

@@ -80,10 +80,10 @@ def copied(run):
 
 @pytest.fixture(scope="module")
 def torch():
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    if not torch.cuda.is_available():
-        pytest.skip("this PyTorch has no CUDA")
-    return torch
+    from tests import torches
+
+    torches.usable("cuda")
+    return torches.torch
 
 
 @pytest.fixture(scope="module")
@@ -93,5 +93,5 @@ def jax():
     try:
         jax.devices("gpu")
     except RuntimeError as error:
-        pytest.skip(f"this JAX has no GPU ({error})")
+        pytest.skip(f"this JAX is one for the CPU ({error})")
     return jax

@@ -17,20 +17,11 @@ from bench import jax_clock, jax_contenders, jax_products, jax_step, jax_work  #
 from cupy_gmm.jax import _abi, _handler, _lowering, ragged_dot  # noqa: E402
 from tests import xla  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytest_plugins = ("tests.jax_on_cpu",)
+
 FOREIGN = _lowering.foreign  # before anybody renames targets
 SMALL = Problem("small", 4, 64, 48, 37, (5, 0, 30, 2))
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
-
-
-@pytest.fixture
-def machine():
-    with pytest.MonkeyPatch.context() as patch:
-        yield from xla.machine(patch)
 
 
 @pytest.fixture

@@ -108,8 +108,9 @@ def test_numpy_run_learns_and_leaves_its_records(parts, tmp_path):
         recorded = file["counts"]
     assert recorded.shape == (SMALL.steps, SMALL.layers, SMALL.experts)
     assert (recorded.sum(-1) == SMALL.batch * SMALL.context * SMALL.top_k).all()
-    shown = counts.load(tmp_path / "counts.json")
-    assert shown[-1].name == f"step {SMALL.steps} layer {SMALL.layers - 1}"
+    shown = counts.load(tmp_path / "counts.npz")
+    assert len(shown) == SMALL.steps * SMALL.layers
+    assert shown[-1].name == f"counts-s{SMALL.steps}-l{SMALL.layers - 1}"
     assert shown[-1].counts == tuple(recorded[-1, -1])
     assert json.loads((tmp_path / "losses.json").read_text())["unigram_entropy"] == entropy
     assert "<svg" in (tmp_path / "losses.svg").read_text()

@@ -1,5 +1,7 @@
 """The choice of tuning points: golden values, and the limits that a choice must respect."""
 
+import types
+
 import pytest
 
 from bench.shapes import PROBLEMS
@@ -76,6 +78,20 @@ def test_pieces_of_a_split_are_long_and_few(rows: int, tiles: int) -> None:
         assert chunk % 64 == 0
         assert chunk >= _heuristics.SHORTEST_PIECE
         assert rows // chunk * tiles <= _heuristics.SPLIT_TILES
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [(1536, 1536), (1535, 1537), (3072,), (1536,) * 20, (2559, 2560, 5), (1024,) * 9, (200_000, 1536, 1536, 7)],
+)
+def test_scratch_holds_the_pieces_of_any_split(lengths: tuple[int, ...]) -> None:
+    """As `pieces_of` in tiles.cuh cuts them; the first case needs every slot."""
+    problem = types.SimpleNamespace(op="grouped_mm_wgrad", rows=sum(lengths))
+    chunk, slots = _plan._pieces(problem, 1)
+    pieces = [(length + chunk // 2) // chunk for length in lengths]
+    assert sum(each for each in pieces if each > 1) <= slots
+    if lengths == (1536, 1536):
+        assert (chunk, slots) == (1024, 4)
 
 
 def test_resident_ctas() -> None:

@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pathspec
 import pytest
 
 from tests import apart
@@ -34,19 +35,15 @@ QUALIFIERS = set(
 
 
 def tracked(folder: str = ".", suffixes: tuple[str, ...] = ()) -> list[Path]:
-    """Files that are, or are about to be, under version control."""
-    try:
-        listing = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", folder],
-            cwd=ROOT,
-            capture_output=True,
-            check=True,
-            timeout=60,
-        ).stdout.decode()
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("needs a git checkout, which tells the project's files from those of the machine")
-    names = sorted(set(filter(None, listing.split("\0"))))
-    return [ROOT / name for name in names if (ROOT / name).is_file() and name.endswith(suffixes or "")]
+    """Files that are, or are about to be, under version control: all but those that `.gitignore` names."""
+    ignored = pathspec.GitIgnoreSpec.from_lines((ROOT / ".gitignore").read_text().splitlines())
+    found = []
+    for here, folders, files in os.walk(ROOT / folder):
+        names = relative(Path(here)).removeprefix(".")
+        prefix = f"{names}/" if names else ""
+        folders[:] = [name for name in folders if name != ".git" and not ignored.match_file(f"{prefix}{name}/")]
+        found += [Path(here) / name for name in files if name != ".git" and not ignored.match_file(prefix + name)]
+    return sorted(path for path in found if path.name.endswith(suffixes or "") and not path.is_symlink())
 
 
 def relative(path: Path) -> str:
@@ -157,6 +154,23 @@ with open("/proc/self/maps") as maps:
     environment |= {"HOME": str(tmp_path / "absent"), "PYTHONUSERBASE": site.getuserbase()}
     apart.python(program, " ".join(sorted(FRAMEWORKS)), environment=environment, PATH="")
     assert not (tmp_path / "absent").exists()
+
+
+def test_modules_are_imported_when_they_are_named():
+    program = """
+import sys
+import cupy_gmm
+assert "cupy_gmm.counts" not in sys.modules
+assert cupy_gmm.counts.SETS and "cupy_gmm.counts" in sys.modules
+sys.modules["jax"] = None  # as if it were not installed
+assert not hasattr(cupy_gmm, "jax")
+try:
+    cupy_gmm.jax
+except AttributeError as error:
+    assert "`cupy_gmm.jax` cannot be imported" in str(error), error
+assert not hasattr(cupy_gmm, "count")
+"""
+    apart.python(program)
 
 
 def test_environment_is_read_in_one_module():

@@ -1,6 +1,5 @@
 """`cupy_gmm.jax` where there is no GPU: the same meaning through `lax.ragged_dot`, and what is lowered for CUDA."""
 
-import re
 from importlib.util import find_spec
 
 import numpy as np
@@ -8,11 +7,15 @@ import pytest
 
 import cupy_gmm
 from tests import apart, oracle
+from tests.jax_on_cpu import SHARED, calls, lowered, on_two_devices
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
 import cupy_gmm.jax as face  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytest_plugins = ("tests.jax_on_cpu",)
 
 ROWS, K, N = 29, 13, 17
 SIZES = {
@@ -26,12 +29,6 @@ SIZES = {
     "wrapping": [2**31 - 1, 2**31 - 1, 2**31 - 1, 7],
     "falling": [-(2**31), -(2**31), 6, 2**31 - 1],
 }
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
 
 
 def operands(rng, sizes, dtype="bfloat16", k=K, n=N):
@@ -203,16 +200,6 @@ for sizes in ([2, 0, 4], [2**40, -2**40, 3], [-5, 2**33, 1]):
 # ---- lowered for CUDA, on a machine without one
 
 
-def lowered(function, *operands, platform="cuda"):
-    if jax.__version_info__ < (0, 6):
-        pytest.skip("JAX before 0.6 writes the branches of all platforms, and leaves the choice to XLA")
-    return function.trace(*operands).lower(lowering_platforms=(platform,)).as_text()
-
-
-def calls(text):
-    return re.findall(r'custom_call @(cupy_gmm\.\w+)\(.*?call = "([^"]*)"', text)
-
-
 def test_lowering_for_cuda(rng):
     """Our calls with their facts, and nothing of `ragged_dot`; the weights are read transposed, not transposed."""
     x, w, *_ = operands(rng, SIZES["even"])
@@ -223,10 +210,10 @@ def test_lowering_for_cuda(rng):
     assert "dot_general" not in text
     common = "groups=4 schedule_groups=4 dtype=bfloat16 out_dtype=bfloat16"
     assert calls(text) == [
-        ("cupy_gmm.schedule", "format=1 rows=29 groups=4 sizes=1 wide=0 group_offset=0"),
-        ("cupy_gmm.grouped_mm", f"format=1 op=grouped_mm rows=29 k=13 n=17 {common} transposed=0 config=-"),
-        ("cupy_gmm.grouped_mm", f"format=1 op=grouped_mm rows=29 k=17 n=13 {common} transposed=1 config=-"),
-        ("cupy_gmm.grouped_mm_wgrad", f"format=1 op=grouped_mm_wgrad rows=29 k=13 n=17 {common} transposed=0 config=-"),
+        ("cupy_gmm.schedule", "rows=29 groups=4 sizes=1 wide=0 group_offset=0"),
+        ("cupy_gmm.grouped_mm", f"op=grouped_mm rows=29 k=13 n=17 {common} transposed=0 config=-"),
+        ("cupy_gmm.grouped_mm", f"op=grouped_mm rows=29 k=17 n=13 {common} transposed=1 config=-"),
+        ("cupy_gmm.grouped_mm_wgrad", f"op=grouped_mm_wgrad rows=29 k=13 n=17 {common} transposed=0 config=-"),
     ]
     assert {target for target, _ in calls(text)} < set(face.TARGETS)
 
@@ -254,28 +241,14 @@ def test_export(rng):
 
 def test_shard_map_and_checkpoint_in_scan():
     """Two devices: experts shared out by `group_offset`; rows shared out, weights the same everywhere."""
-    apart.python(
-        PROGRAM, XLA_FLAGS="--xla_force_host_platform_device_count=2", JAX_PLATFORMS="cpu", OPENBLAS_NUM_THREADS="1"
-    )
+    on_two_devices(SHARED + PROGRAM)
 
 
 PROGRAM = """
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import Mesh, PartitionSpec as P
-import cupy_gmm.jax as face
-
-try:
-    from jax import shard_map
-except ImportError:  # before JAX 0.6
-    from jax.experimental.shard_map import shard_map
-
 key = jax.random.key(0)
 x = jax.random.randint(key, (16, 8), -2, 3).astype(jnp.bfloat16)
 w = jax.random.randint(key, (4, 8, 8), -2, 3).astype(jnp.bfloat16)
 sizes = jnp.array([4, 0, 9, 2], jnp.int32)
-mesh = Mesh(np.array(jax.devices()), ("d",))
-def mapped(f, in_specs, out_specs):
-    return jax.jit(shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
 def loss(f):
     return jax.jit(jax.value_and_grad(lambda x, w: (f(x, w, sizes).astype(jnp.float32) ** 2).sum(), (0, 1)))
 def same(one, other):

@@ -15,22 +15,18 @@ jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
 from cupy_gmm.jax import _abi, _execute  # noqa: E402
-from tests import ffi_header  # noqa: E402
+from tests import compilers, ffi_header  # noqa: E402
 from tests.ffi_frames import Call, Frame  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytest_plugins = ("tests.jax_on_cpu",)
 
 
 def test_places_are_those_of_the_header():
     """A program of C++ asserts each offset and number against the header that came with jaxlib."""
     folder = Path(jax.ffi.include_dir())
     assert (folder / ffi_header.HEADER).is_file(), "jaxlib came without its headers: nothing tells the offsets"
-    if ffi_header.compiler() is None:
-        pytest.skip("there is no C++ compiler to read the header with")
+    compilers.cxx()
     assert not ffi_header.complaints(folder)
     # And it would notice: one field of each structure, a word further on.
     text = ffi_header.program()
@@ -191,9 +187,7 @@ extern "C" void call_in_a_thread(void* (*handler)(void*), void* frame, int calls
 @pytest.mark.parametrize("stage", ["instantiate", "execute"])
 def test_a_thread_of_xla_keeps_its_state(tmp_path, monkeypatch, stage):
     """Python's own would last one call. It is kept for so many threads and no more, and each has its own."""
-    compiler = ffi_header.compiler()
-    if compiler is None:
-        pytest.skip("there is no C++ compiler to make a thread that is not Python's")
+    compiler = compilers.cxx()
     (tmp_path / "threads.cpp").write_text(THREADS)
     library = tmp_path / "threads.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-pthread", "-o", library, tmp_path / "threads.cpp"], check=True)

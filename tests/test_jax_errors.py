@@ -11,17 +11,14 @@ jnp = jax.numpy
 import cupy_gmm.jax as face  # noqa: E402
 from tests import apart  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytest_plugins = ("tests.jax_on_cpu",)
+
 X = np.ones((8, 4), jnp.bfloat16)
 W = np.ones((3, 4, 6), jnp.bfloat16)
 DY = np.ones((8, 6), jnp.bfloat16)
 SIZES = np.array([3, 0, 5], np.int32)
 ONE = np.ones((1,), np.int32)
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
 
 
 def dot(lhs=X, rhs=W, group_sizes=SIZES, **options):
@@ -101,7 +98,8 @@ CASES = {
         dot,
         {"group_offset": -1},
         ArgumentError,
-        "`group_offset` is -1 and `offs` has length 3: expected 0 to 3, the index in `offs` of the first local group.",
+        "`group_offset` is -1 and `group_sizes` has length 3: expected 0 to 3, the index in `group_sizes` of the first "
+        "local group.",
     ),
     "kind of offset": (
         dot,
@@ -173,7 +171,8 @@ CASES = {
         wgrad,
         {"group_offset": ONE},
         ArgumentError,
-        "`num_groups` is None and `group_offset` is an array: pass `num_groups=`, the number of groups of the result.",
+        "`num_groups` is None and `group_offset` is on the device: pass `num_groups=`, the number of groups of the "
+        "result.",
     ),
 }
 

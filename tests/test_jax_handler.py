@@ -18,20 +18,11 @@ from cupy_gmm import _device, _heuristics, _launch, _table  # noqa: E402
 from cupy_gmm.jax import _counters, _execute, _handler, _wire  # noqa: E402
 from tests.kernels_for_tests import FakeDriver, Status  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytest_plugins = ("tests.jax_on_cpu",)
+
 ROWS, K, N = 29, 16, 24
 SIZES = [5, 0, 11, 7]
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
-
-
-@pytest.fixture
-def machine():
-    with pytest.MonkeyPatch.context() as patch:
-        yield from xla.machine(patch)
 
 
 @pytest.fixture

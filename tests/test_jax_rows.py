@@ -13,11 +13,8 @@ jnp = jax.numpy
 
 import cupy_gmm.jax as face  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytest_plugins = ("tests.jax_on_cpu",)
 
 
 # ---- the contract

@@ -10,18 +10,15 @@ jnp = jax.numpy
 
 import cupy_gmm.jax as face  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytest_plugins = ("tests.jax_on_cpu",)
+
 IDS = np.array([[0, 2], [1, 1], [-1, 0], [2, 3]], np.int32)
 WEIGHTS = np.ones((4, 2), np.float32)
 X = np.ones((4, 6), jnp.bfloat16)
 ROWS = np.ones((8, 6), jnp.bfloat16)
 UP = np.ones((3, 6, 10), jnp.bfloat16)
 DOWN = np.ones((3, 5, 6), jnp.bfloat16)
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
 
 
 @pytest.fixture

@@ -19,19 +19,10 @@ from cupy_gmm import _launch  # noqa: E402
 from cupy_gmm.jax import _handler, _row_handler, _row_wire, _rows, _wire  # noqa: E402
 from cupy_gmm.jax._row_wire import RowsCall  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytest_plugins = ("tests.jax_on_cpu",)
+
 fake = fakes.machine
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
-
-
-@pytest.fixture
-def machine():
-    with pytest.MonkeyPatch.context() as patch:
-        yield from xla.machine(patch)
 
 
 @pytest.mark.parametrize("tokens, slots, experts", [(1, 1, 1), (29, 3, 5), (512, 8, 64), (513, 8, 64), (2500, 7, 300)])

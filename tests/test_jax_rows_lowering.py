@@ -5,29 +5,16 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests import apart
 from tests.jax_layers import EXPERTS, INNER, SLOTS, TOKENS, H, gradients, layer, same
+from tests.jax_on_cpu import SHARED, calls, lowered, on_two_devices
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
 import cupy_gmm.jax as face  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
-
-
-def lowered(function, *operands, platform="cuda"):
-    if jax.__version_info__ < (0, 6):
-        pytest.skip("JAX before 0.6 writes the branches of all platforms, and leaves the choice to XLA")
-    return function.trace(*operands).lower(lowering_platforms=(platform,)).as_text()
-
-
-def calls(text):
-    return re.findall(r'custom_call @(cupy_gmm\.\w+)\(.*?call = "format=1 ([^"]*)"', text)
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytest_plugins = ("tests.jax_on_cpu",)
 
 
 def test_lowering_for_cuda(rng):
@@ -81,28 +68,14 @@ def test_export(rng):
 
 def test_shard_map_and_checkpoint_in_scan():
     """Two devices with their own tokens; and experts shared out, put together of the parts."""
-    apart.python(
-        PROGRAM, XLA_FLAGS="--xla_force_host_platform_device_count=2", JAX_PLATFORMS="cpu", OPENBLAS_NUM_THREADS="1"
-    )
+    on_two_devices(SHARED + PROGRAM)
 
 
 PROGRAM = """
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import Mesh, PartitionSpec as P
-import cupy_gmm.jax as face
-
-try:
-    from jax import shard_map
-except ImportError:  # before JAX 0.6
-    from jax.experimental.shard_map import shard_map
-
 rng = np.random.default_rng(5)
 whole = lambda *shape: jnp.asarray(rng.integers(-2, 3, shape), jnp.bfloat16)
 x, up, down = whole(16, 8), whole(4, 8, 12) / 8, whole(4, 6, 8)
 ids, weights = rng.integers(-1, 5, (16, 2)).astype(np.int32), rng.random((16, 2), np.float32)
-mesh = Mesh(np.array(jax.devices()), ("d",))
-def mapped(f, in_specs, out_specs):
-    return jax.jit(shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
 def loss(f):
     def value(x, up, down, weights):
         return (f(x, up, down, ids, weights).astype(jnp.float32) ** 2).sum()

@@ -64,12 +64,15 @@ def compiled(call: Callable[..., Any], backend: str = "aot_eager", **options: An
     return torch.compile(call, fullgraph=True, backend=backend, **options)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "device, backend",
+    [("cpu", "eager"), ("cpu", "aot_eager")]  # inductor would need a C++ compiler there
+    + [pytest.param("cuda", backend, marks=pytest.mark.gpu) for backend in ("eager", "aot_eager", "inductor")],
+    indirect=["device"],
+)
 @pytest.mark.parametrize("layout", ["stored", "transposed"])
 @pytest.mark.parametrize("offset", ["none", "host", "device"])
 def test_products_in_one_graph(backend: str, layout: str, offset: str, device: str, rng: np.random.Generator) -> None:
-    if backend == "inductor" and device == "cpu":
-        pytest.skip("inductor is tried on the GPU alone: for the CPU it needs a C++ compiler")
     x, w, dy = (whole(rng, *shape, device=device) for shape in ((ROWS, K), (3, K, N), (ROWS, N)))
     if layout == "transposed":
         w = w.mT.contiguous().mT

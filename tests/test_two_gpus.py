@@ -14,8 +14,9 @@ import pytest
 import cupy_gmm
 from cupy_gmm import _call, _plan
 from cupy_gmm.errors import ArgumentError
-from tests import apart, oracle
+from tests import oracle
 from tests.backends import Backend
+from tests.jax_on_cpu import on_two_devices
 
 pytest_plugins = ("tests.lateness",)  # the fixture `jax`
 
@@ -90,6 +91,7 @@ def experts_shared_out(devices: Any) -> None:
     from jax.sharding import PartitionSpec as P
 
     import cupy_gmm.jax as face
+    from cupy_gmm.jax import _axes
 
     x, w, dy = operands(2, ROWS)
     half = GROUPS // 2
@@ -100,7 +102,7 @@ def experts_shared_out(devices: Any) -> None:
         assert w.shape == (half, K, N)
         first = (jax.lax.axis_index("d") * half).astype("int32")
         y, pull = jax.vjp(lambda x, w: face.ragged_dot(x, w, sizes, group_offset=first), x, w)
-        return jax.lax.psum(y, "d"), *pull(jax.lax.pcast(dy, ("d",), to="varying"))
+        return jax.lax.psum(y, "d"), *pull(_axes.varying(dy, frozenset({"d"})))
 
     function = mapped(local, devices, (P(), P("d"), P(), P()), (P(), P(), P("d")))
     for sizes in SIZES:  # one program
@@ -150,15 +152,8 @@ def test_jax(jax: Any, body: Callable[[Any], None]) -> None:
 
 
 def test_jax_on_two_devices_of_the_cpu() -> None:
-    jax = pytest.importorskip("jax", reason="JAX is not installed")
-    if not hasattr(jax, "shard_map") or not hasattr(jax.lax, "pcast"):
-        pytest.skip(f"jax {jax.__version__} has another shard_map")
-    apart.python(
-        "import jax\nfrom tests import test_two_gpus\nfor body in test_two_gpus.BODIES: body(jax.devices())",
-        XLA_FLAGS="--xla_force_host_platform_device_count=2",
-        JAX_PLATFORMS="cpu",
-        OPENBLAS_NUM_THREADS="1",
-    )
+    pytest.importorskip("jax", reason="JAX is not installed")
+    on_two_devices("import jax\nfrom tests.test_two_gpus import BODIES\nfor body in BODIES: body(jax.devices())")
 
 
 # ---- CuPy

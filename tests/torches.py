@@ -14,9 +14,9 @@ BF16 = torch.bfloat16
 
 
 def usable(name: str) -> str:
-    """The device of that name, or a skip."""
+    """The device of that name, or a skip: beside a GPU that CuPy sees, PyTorch may still be a build for the CPU."""
     if name == "cuda" and not torch.cuda.is_available():
-        pytest.skip("this PyTorch sees no CUDA device")
+        pytest.skip("this PyTorch sees no CUDA device: it is perhaps a build for the CPU")
     return name
 
 

@@ -23,6 +23,6 @@ def told(name: str) -> str:
     """A sentence about a set that ships."""
     found = load_set(name)
     return (
-        f"{name}: recorded while examples.moe_jax trained on an H200; s is the step, l the layer.\n"
+        f"{name}: {found.origin}; s is the step, l the layer.\n"
         f"It holds {len(found.steps)} steps and {found.layers} layers: --step and --layer pick."
     )

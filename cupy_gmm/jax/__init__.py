@@ -19,7 +19,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .. import _problem
+from .. import _call, _problem
 from ..errors import ArgumentError
 from . import _arguments, _axes, _fallback, _handler, _lowering, _products, _row_wire, _wire
 from ._wire import SCHEDULE_TARGET as SCHEDULE
@@ -97,17 +97,17 @@ def ragged_dot(
             f"`out_sharding` is {out_sharding!r}: expected None; call inside `jax.shard_map`, where each device has "
             "its own rows."
         )
-    groups, schedule_groups = rhs.shape[0], sizes.shape[0]
-    host_offset, offset = _arguments.offset(group_offset, schedule_groups)
-    exact = group_offset is None
-    _arguments.group_range("`rhs` has", groups, "group_sizes", schedule_groups, host_offset, exact)
+    schedule_groups = sizes.shape[0]
+    host_offset, offset = _arguments.offset(group_offset, schedule_groups, "group_sizes")
+    _arguments.ragged_groups(rhs.shape[0], schedule_groups, host_offset, exact=group_offset is None)
     if sizes.dtype not in (jnp.int32, jnp.int64):
         sizes = sizes.astype("int32")
     wanted = None if preferred_element_type is None else jnp.dtype(preferred_element_type).name
     dtype = lhs.dtype.name
     offered = dtype == rhs.dtype and dtype in _problem.INPUT_DTYPES and (wanted or dtype) in _problem.OUTPUT_DTYPES
     if offered:
-        return _forward(lhs, rhs, sizes, True, host_offset, offset, wanted, None)
+        problem = _problem.forward(_arguments.view(lhs), _arguments.view(rhs), None, wanted)
+        return _forward(problem, lhs, rhs, sizes, True, host_offset, offset, None)
     call = ScheduleCall(lhs.shape[0], schedule_groups, True, sizes.dtype == jnp.int64, host_offset)
     table = _fallback.schedule(
         sizes, host_offset if offset is None else offset, rows=call.rows, sizes=True, words=call.words
@@ -157,7 +157,7 @@ def grouped_mm(
     host_offset, offset = _arguments.offset(group_offset, groups)
     if offset is None:
         _problem.group_range(problem, groups, host_offset)
-    return _forward(x, w, offs, False, host_offset, offset, problem.out_dtype, config)
+    return _forward(problem, x, w, offs, False, host_offset, offset, config)
 
 
 def grouped_mm_wgrad(
@@ -197,9 +197,10 @@ def grouped_mm_wgrad(
         kernels/grouped_mm_wgrad.cuh.
     """
     x, dy, offs = (_arguments.array(name, value) for name, value in (("x", x), ("dy", dy), ("offs", offs)))
-    schedule_groups = _problem.offsets(_arguments.view(offs))
+    ends = _arguments.view(offs)
+    schedule_groups = _problem.offsets(ends)
     host_offset, offset = _arguments.offset(group_offset, schedule_groups)
-    groups = _arguments.local_groups(num_groups, schedule_groups, host_offset)
+    groups = _call.local_groups(num_groups, None, ends, None, host_offset if offset is None else None)
     problem = _problem.weight_gradient(_arguments.view(x), _arguments.view(dy), None, out_dtype, groups, False)
     if offset is None:
         _problem.group_range(problem, schedule_groups, host_offset)
@@ -211,8 +212,7 @@ def grouped_mm_wgrad(
 
 
 def _forward(
-    x: Any, w: Any, offs: Any, sizes: bool, host_offset: int, offset: Any, out_dtype: str | None, config: str | None
+    problem: _problem.Problem, x: Any, w: Any, offs: Any, sizes: bool, host_offset: int, offset: Any, config: str | None
 ) -> Any:
-    problem = _problem.forward(_arguments.view(x), _arguments.view(w), None, out_dtype)
     call = _products.call_of(problem, offs.shape[0], config)
     return _products.forward(x, w, lambda: _products.table(offs, sizes, problem.rows, host_offset, offset), call)

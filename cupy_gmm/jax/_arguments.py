@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _checks, _problem, _schedule
-from .._arrays.dlpack import dense
 from .._arrays.site import View
 from ..errors import ArgumentError, DtypeError
+from . import _wire
 
 
 def array(name: str, value: Any) -> Any:
@@ -32,64 +32,47 @@ def array(name: str, value: Any) -> Any:
 
 def view(value: Any) -> View:
     """What the shared checks read of an array."""
-    shape = tuple(value.shape)
-    return View(0, shape, dense(shape), str(value.dtype), -1, True, None)
+    return _wire.view(tuple(value.shape), str(value.dtype))
 
 
-def offset(value: Any, groups: int) -> tuple[int, Any]:
+def offset(value: Any, groups: int, offs: str = "offs") -> tuple[int, Any]:
     """(host value, None), or (-1, int32 array of one element).
 
     Args:
         value: What the caller passed as `group_offset`.
         groups: Of the offsets or sizes.
+        offs: Name of these.
     """
     if value is None:
         return 0, None
     host, operand = _schedule.split_group_offset(value)
-    if operand is None:
-        _problem.group_offset_in(groups, host or 0)
-        return host or 0, None
+    if host is not None:
+        _problem.group_offset_in(groups, host, offs)
+        return host, None
     operand = array("group_offset", operand)
     _schedule.check_group_offset(view(operand))
     return -1, operand.reshape(())
 
 
-def local_groups(num_groups: Any, groups: int, host_offset: int) -> int:
-    """Groups of a weight gradient: said, or all from the offset on."""
-    if num_groups is not None:
-        count = _checks.whole_number("num_groups", num_groups, "the number of groups of the result")
-        if count < 0:
-            raise ArgumentError(f"`num_groups` is {count}: expected 0 or more, the number of groups of the result.")
-        return count
-    if host_offset < 0:
-        raise ArgumentError(
-            "`num_groups` is None and `group_offset` is an array: pass `num_groups=`, the number of groups of the "
-            "result."
-        )
-    return groups - host_offset
-
-
-def group_range(weights: str, groups: int, offs: str, schedule_groups: int, group_offset: int, exact: bool) -> None:
-    """Checks the groups with local weights against the groups of `offs`.
+def ragged_groups(groups: int, sizes: int, group_offset: int, exact: bool) -> None:
+    """Checks the groups of `rhs` against the length of `group_sizes`.
 
     Args:
-        weights: Who has them, "`rhs` has".
-        groups: How many.
-        offs: Name of the sizes.
-        schedule_groups: Their length.
+        groups: Of `rhs`.
+        sizes: Length of `group_sizes`.
         group_offset: The first local one, or -1 where the host does not know it.
         exact: Whether all groups must be local.
     """
     last = max(group_offset, 0) + groups
-    if exact and groups != schedule_groups:
+    if exact and groups != sizes:
         raise ArgumentError(
-            f"`{offs}` has length {schedule_groups}: expected {groups}, as {weights} {groups} groups; where these are "
+            f"`group_sizes` has length {sizes}: expected {groups}, as `rhs` has {groups} groups; where these are "
             "some of all groups, pass the index of the first one as `group_offset`."
         )
-    if last > schedule_groups:
+    if last > sizes:
         where = f" from `group_offset` {group_offset} on" if group_offset > 0 else ""
         raise ArgumentError(
-            f"`{offs}` has length {schedule_groups}: expected at least {last}, as {weights} {groups} groups{where}; "
+            f"`group_sizes` has length {sizes}: expected at least {last}, as `rhs` has {groups} groups{where}; "
             "pass the sizes of all groups, not only the local ones."
         )
 

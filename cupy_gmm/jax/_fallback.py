@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..reference import HEADER_WORDS
 from . import _axes
 
-FIRST_BOUND = 16  # words of the table's header (kernels/params.cuh); the bounds follow
-GROUP_OFFSET = 3  # word that holds the first local group
+GROUP_OFFSET = 3  # word of the table's header that holds the first local group (kernels/params.cuh)
 
 
 def schedule(offs: Any, group_offset: Any, *, rows: int, sizes: bool, words: int) -> Any:
     """What of the kernels' table the products below read, in its places: the group offset and the bounds."""
     ends = _running_sum(offs, rows) if sizes else jnp.clip(offs, 0, rows).astype("int32")
-    header = jnp.zeros(FIRST_BOUND + 1, "int32").at[GROUP_OFFSET].set(group_offset)
+    header = jnp.zeros(HEADER_WORDS + 1, "int32").at[GROUP_OFFSET].set(group_offset)
     return jnp.concatenate([header, lax.cummax(ends), jnp.zeros(words - header.size - ends.size, "int32")])
 
 
@@ -38,7 +38,7 @@ def _running_sum(sizes: Any, rows: int) -> Any:
 
 def _local_sizes(table: Any, groups: int, schedule_groups: int) -> tuple[Any, Any, Any]:
     """First row, end row and sizes of the groups with local weights; a group that `offs` lacks is empty."""
-    bounds = lax.slice(table, (FIRST_BOUND,), (FIRST_BOUND + 1 + schedule_groups,))
+    bounds = lax.slice(table, (HEADER_WORDS,), (HEADER_WORDS + 1 + schedule_groups,))
     edges = jnp.clip(jnp.arange(groups + 1) + table[GROUP_OFFSET], 0, schedule_groups)
     local = bounds[edges]
     return local[0], local[-1], local[1:] - local[:-1]

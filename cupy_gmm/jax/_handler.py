@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from .. import _device, _heuristics, _launch, _plan, _table
+from .. import _call, _device, _heuristics, _launch, _plan, _table
 from .._params import SIZES_PARAMS, UNKNOWN_GROUPS
 from . import _abi, _counters, _row_wire, _wire
 from ._execute import Again, Launches, execute
@@ -89,9 +89,7 @@ def _table_shape(rows: int, groups: int, device: int) -> _table.TableShape:
 def prepare(kind: type, line: bytes, device: int) -> Launches:
     """Compiles and loads what the call `line` launches on a device; found again by the execute stage."""
     made: Launches = MAKERS[kind](_wire.parsed(line, kind), device)
-    while len(_ready) >= MAX_READY:
-        _ready.pop(next(iter(_ready), (b"", -1)), None)
-    _ready[line, device] = made
+    _call.keep(_ready, (line, device), made, MAX_READY)
     return made
 
 

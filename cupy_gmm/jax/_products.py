@@ -11,6 +11,7 @@ from ._wire import NONE, ProductCall, ScheduleCall
 
 
 def call_of(problem: _problem.Problem, schedule_groups: int, config: str | None) -> ProductCall:
+    """What travels with a product; a forced tuning point must be one of its operation."""
     if config is not None:
         _heuristics.forced(config, problem.op)
     return ProductCall(
@@ -20,7 +21,15 @@ def call_of(problem: _problem.Problem, schedule_groups: int, config: str | None)
 
 
 def table(offs: Any, sizes: bool, rows: int, host_offset: int, offset: Any) -> Any:
-    """What all products over the same rows share. The operand is not empty, and there are rows."""
+    """What all products over the same rows share; there must be rows.
+
+    Args:
+        offs: End offsets or sizes.
+        sizes: Whether it is sizes.
+        rows: Rows of x.
+        host_offset: Index of the first local group, or -1 where it is traced.
+        offset: The traced one, or None.
+    """
     call = ScheduleCall(rows, offs.shape[0], sizes, offs.dtype == jnp.int64, host_offset)
     return _lowering.schedule(offs, offset, call)
 

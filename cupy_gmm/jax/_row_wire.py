@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import _rowwise
-from .._arrays.dlpack import dense
-from .._arrays.site import View
-from ._wire import NONE
+from ._wire import NONE, view
 
 OPS = ("route", "permute", "permute_backward", "combine", "combine_backward", "silu_mul", "silu_mul_backward")
 TARGET = {op: f"cupy_gmm.{op}" for op in OPS}
@@ -84,7 +82,7 @@ class RowsCall:
             addresses: Of the operands, then of the results.
         """
         arrays = (*self.operands, *self.results)
-        views = [_view(address, array) for address, array in zip(addresses, arrays, strict=True)]
+        views = [view(*array, address) for address, array in zip(addresses, arrays, strict=True)]
         match self.op:
             case "route":
                 return _rowwise.route(views[0], views[1:5], views[5].ptr if len(views) > 5 else 0)
@@ -99,8 +97,3 @@ class RowsCall:
             case "silu_mul":
                 return _rowwise.silu_mul(views[0], views[1])
         return _rowwise.silu_mul_backward(views[0], views[1], views[2])
-
-
-def _view(address: int, array: Array) -> View:
-    shape, dtype = array
-    return View(address, shape, dense(shape), dtype, -1, False, None)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import numpy as np
 from jax import lax
 
 from ..errors import UnsupportedError
@@ -63,10 +62,6 @@ def _by_platform(call: RowsCall, *operands: Any) -> Any:
     return _lowering.by_platform(call.op, advice, cuda, elsewhere, *operands)
 
 
-def _no_gradient(*integers: Any) -> tuple[Any, ...]:
-    return tuple(np.zeros(each.shape, jax.dtypes.float0) for each in integers)
-
-
 # ---- permute
 
 
@@ -85,8 +80,7 @@ def _permute_forward(x: Any, order: Any, inverse: Any, offs: Any, call: RowsCall
 
 
 def _permute_backward(call: RowsCall, routes: Any, dy: Any) -> Any:
-    dx = _first_order(dy, *routes, call=replace(call, op="permute_backward"))[0]
-    return dx, *_no_gradient(*routes)
+    return _first_order(dy, *routes, call=replace(call, op="permute_backward"))[0], None, None, None
 
 
 _permute.defvjp(_permute_forward, _permute_backward)
@@ -112,7 +106,7 @@ def _combine_forward(y: Any, order: Any, inverse: Any, offs: Any, weights: Any, 
 
 def _combine_backward(call: RowsCall, saved: Any, dy: Any) -> Any:
     d_y, d_weights = _first_order(dy, *saved, call=replace(call, op="combine_backward"))
-    return d_y, *_no_gradient(*saved[1:4]), d_weights.astype(saved[4].dtype)
+    return d_y, None, None, None, d_weights.astype(saved[4].dtype)
 
 
 _combine.defvjp(_combine_forward, _combine_backward)

@@ -11,7 +11,7 @@ from typing import Any
 from .. import _heuristics, _plan, _problem, _table
 from .._arrays.dlpack import dense
 from .._arrays.site import View
-from .._config import GROUPED_MM, HOPPER
+from .._config import GROUPED_MM, HOPPER, WGRAD
 from ..errors import UnsupportedError
 
 FORMAT = 1
@@ -19,7 +19,7 @@ NONE = "-"
 
 # Names of XLA's targets; in the text of a program they stand behind `stablehlo.custom_call`.
 SCHEDULE_TARGET = "cupy_gmm.schedule"
-PRODUCT_TARGET = {GROUPED_MM: "cupy_gmm.grouped_mm", "grouped_mm_wgrad": "cupy_gmm.grouped_mm_wgrad"}
+PRODUCT_TARGET = {op: f"cupy_gmm.{op}" for op in (GROUPED_MM, WGRAD)}
 TARGETS = (SCHEDULE_TARGET, *PRODUCT_TARGET.values())
 
 
@@ -81,11 +81,11 @@ class ProductCall:
 
     @property
     def problem(self) -> _problem.Problem:
-        x = _view((self.rows, self.k), self.dtype)
+        x = view((self.rows, self.k), self.dtype)
         if self.op != GROUPED_MM:
-            dy = _view((self.rows, self.n), self.dtype)
+            dy = view((self.rows, self.n), self.dtype)
             return _problem.weight_gradient(x, dy, None, self.out_dtype, self.groups, False)
-        w = _view((self.groups, self.n, self.k) if self.transposed else (self.groups, self.k, self.n), self.dtype)
+        w = view((self.groups, self.n, self.k) if self.transposed else (self.groups, self.k, self.n), self.dtype)
         if self.transposed:
             group, row, column = w.strides
             w = w._replace(shape=(self.groups, self.k, self.n), strides=(group, column, row))
@@ -97,9 +97,9 @@ class ProductCall:
         return _plan.most_scratch(self.problem, self.forced)
 
 
-def _view(shape: tuple[int, ...], dtype: str) -> View:
-    """A row-major array of XLA's, whose buffers are aligned; the address is not known yet."""
-    return View(0, shape, dense(shape), dtype, -1, True, None)
+def view(shape: tuple[int, ...], dtype: str, address: int = 0) -> View:
+    """A row-major array of XLA's, whose buffers are aligned; 0 where the address is not known yet."""
+    return View(address, shape, dense(shape), dtype, -1, False, None)
 
 
 def table_words(rows: int, groups: int) -> int:

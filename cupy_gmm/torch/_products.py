@@ -36,7 +36,13 @@ def grouped_mm_wgrad(x: Any, dy: Any, offs: Any, group_offset: Any, groups: Any,
 
 
 def _split(group_offset: Any) -> tuple[Any, Any]:
+    """The offset as an operator takes it: a number and, where the device knows it, a tensor."""
     return (0, group_offset) if isinstance(group_offset, torch.Tensor) else (group_offset, None)
+
+
+def _joined(group_offset: Any, device_offset: Any) -> Any:
+    """What `_split` took apart."""
+    return group_offset if device_offset is None else device_offset
 
 
 # ---- gradients of the forward product
@@ -91,15 +97,14 @@ def _keep_offsets(ctx: Any, offs: Any, group_offset: Any, *operands: Any) -> Non
 
 def _kept(ctx: Any) -> tuple[Any, Any, Any, Any]:
     a, b, offs, device_offset = ctx.saved_tensors
-    offset = ctx.group_offset if device_offset is None else device_offset
-    return a, b, offs if ctx.schedule is None else ctx.schedule, offset
+    return a, b, offs if ctx.schedule is None else ctx.schedule, _joined(ctx.group_offset, device_offset)
 
 
 # ---- registered
 
 
 def _forward(x: Any, w: Any, offs: Any, group_offset: int, device_offset: Any, out_dtype: Any) -> Any:
-    offset = group_offset if device_offset is None else device_offset
+    offset = _joined(group_offset, device_offset)
     return ops.grouped_mm(x, w, offs, out_dtype=out_dtype, group_offset=offset)
 
 
@@ -110,7 +115,7 @@ def _fake_forward(x: Any, w: Any, offs: Any, group_offset: Any, device_offset: A
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
     x, w, offs, group_offset, device_offset, _ = inputs
-    _keep(ctx, x, w, offs, group_offset if device_offset is None else device_offset)
+    _keep(ctx, x, w, offs, _joined(group_offset, device_offset))
 
 
 def _backward(ctx: Any, dy: Any) -> tuple[Any, ...]:
@@ -118,7 +123,7 @@ def _backward(ctx: Any, dy: Any) -> tuple[Any, ...]:
 
 
 def _wgrad(x: Any, dy: Any, offs: Any, group_offset: int, device_offset: Any, groups: int, out_dtype: Any) -> Any:
-    offset = group_offset if device_offset is None else device_offset
+    offset = _joined(group_offset, device_offset)
     return ops.grouped_mm_wgrad(x, dy, offs, out_dtype=out_dtype, group_offset=offset, num_groups=groups)
 
 
@@ -129,7 +134,7 @@ def _fake_wgrad(x: Any, dy: Any, offs: Any, group_offset: Any, device_offset: An
 
 def _save_wgrad(ctx: Any, inputs: Any, output: Any) -> None:
     x, dy, offs, group_offset, device_offset, _, _ = inputs
-    _keep_wgrad(ctx, x, dy, offs, group_offset if device_offset is None else device_offset)
+    _keep_wgrad(ctx, x, dy, offs, _joined(group_offset, device_offset))
 
 
 def _wgrad_backward(ctx: Any, ddw: Any) -> tuple[Any, ...]:

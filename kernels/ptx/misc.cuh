@@ -51,9 +51,5 @@ __device__ __forceinline__ int first_set_bit(u32 value) { return __ffs(static_ca
 __device__ __forceinline__ i32 atomic_add(i32* address, i32 value) { return atomicAdd(address, value); }
 __device__ __forceinline__ u64 atomic_add(u64* address, u64 value) { return atomicAdd(address, value); }
 __device__ __forceinline__ void atomic_or(i32* address, i32 value) { atomicOr(address, value); }
-// atom.cas: writes `value` where `expected` stands; returns what stood there
-__device__ __forceinline__ u64 atomic_cas(u64* address, u64 expected, u64 value) {
-    return atomicCAS(address, expected, value);
-}
 
 }  // namespace cupy_gmm

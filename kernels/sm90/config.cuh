@@ -57,7 +57,7 @@ struct LoadState {
 };
 
 // Tile: what the ticket warp announces, a struct of 32-bit words with `bool ended() const`.
-template <auto kCfg, class Tile>
+template <HopperRowsConfig kCfg, class Tile>
 struct HopperStorage {
     static_assert(sizeof(Tile) <= kTileBytes && sizeof(Tile) % 4 == 0, "see kTileBytes");
 

@@ -45,7 +45,7 @@ __device__ __forceinline__ u32 stage_blocks(const RowTile& tile) {
 }
 
 template <Layout kWLayout, HopperRowsConfig kCfg>
-__device__ void load_weights(const HopperParams& h, const Barriers<kCfg, RowTile>& barriers) {
+__device__ void load_weights(const HopperParams& h, const Barriers<kCfg>& barriers) {
     const auto steps = [&](const RowTile& tile) { return forward_steps(h.p, tile); };
     produce<true>(barriers, steps, stage_blocks<kCfg>, [&](const RowTile& tile, int step, u32 barrier, u32 target) {
         if (!tile.has_product(h.p.groups)) return mbarrier_arrive(barrier);
@@ -70,7 +70,7 @@ __device__ void load_weights(const HopperParams& h, const Barriers<kCfg, RowTile
 }
 
 template <HopperRowsConfig kCfg>
-__device__ void load_tokens(const HopperParams& h, const Barriers<kCfg, RowTile>& barriers) {
+__device__ void load_tokens(const HopperParams& h, const Barriers<kCfg>& barriers) {
     const auto steps = [&](const RowTile& tile) { return forward_steps(h.p, tile); };
     produce<false>(barriers, steps, stage_blocks<kCfg>, [&](const RowTile& tile, int step, u32 barrier, u32 target) {
         if (!tile.has_product(h.p.groups)) return mbarrier_arrive(barrier);
@@ -83,12 +83,11 @@ __device__ void load_tokens(const HopperParams& h, const Barriers<kCfg, RowTile>
 
 // kHalves: how many times 64 columns each warpgroup multiplies.
 template <class T, Layout kWLayout, Store kStore, int kHalves, int kTokens, HopperRowsConfig kCfg>
-__device__ __forceinline__ void consume_tile(const HopperParams& h, const Barriers<kCfg, RowTile>& barriers,
-                                             int warpgroup, const RowTile& tile, float* acc,
-                                             StageRing<kCfg.blocks()>& ring) {
+__device__ __forceinline__ void consume_tile(const HopperParams& h, const Barriers<kCfg>& barriers, int warpgroup,
+                                             const RowTile& tile, float* acc, StageRing<kCfg.blocks()>& ring) {
     constexpr bool kHeld = kStore == Store::kBoxes;
     const u32 blocks = stage_blocks<kCfg>(tile);
-    const HopperMainloop<T, kWLayout == Layout::kMnMajor, kHeld, kTokens, kHalves, kCfg, RowTile> mainloop{
+    const HopperMainloop<T, kWLayout == Layout::kMnMajor, kHeld, kTokens, kHalves, kCfg> mainloop{
         barriers, warpgroup, forward_steps(h.p, tile), blocks};
     if (tile.has_product(h.p.groups)) {
         mainloop.run(acc, tile.rows, ring);
@@ -103,7 +102,7 @@ __device__ __forceinline__ void consume_tile(const HopperParams& h, const Barrie
 }
 
 template <class T, Layout kWLayout, Store kStore, HopperRowsConfig kCfg>
-__device__ __forceinline__ void consume(const HopperParams& h, const Barriers<kCfg, RowTile>& barriers, int warpgroup) {
+__device__ __forceinline__ void consume(const HopperParams& h, const Barriers<kCfg>& barriers, int warpgroup) {
     StageRing<kCfg.blocks()> ring;
     float acc[kCfg.accumulators()];
     for (u32 nth = 0;; ++nth) {
@@ -126,7 +125,7 @@ __device__ __forceinline__ void grouped_mm_sm90(const HopperParams& h) {
     static_assert(kCfg.legal(), "this HopperRowsConfig cannot be built: see HopperRowsConfig::legal");
     static_assert(sizeof(HopperStorage<kCfg, RowTile>) <= kCfg.shared_bytes(), "shared memory");
     alignas(1024) extern __shared__ char shared[];
-    const Barriers<kCfg, RowTile> barriers{*reinterpret_cast<HopperStorage<kCfg, RowTile>*>(shared)};
+    const Barriers<kCfg> barriers{*reinterpret_cast<HopperStorage<kCfg, RowTile>*>(shared)};
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     if (threadIdx.x == 0) barriers.init();
     block_sync();

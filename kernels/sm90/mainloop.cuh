@@ -14,14 +14,14 @@ namespace cupy_gmm {
 // kMTransposed: the weights are MN-major in shared memory, in blocks of 64 k lines by 64 mn; tokens are K-major.
 // kHalves: blocks of 64 rows that the warpgroup multiplies; the accumulators of each begin at a multiple of kMostN / 2.
 // kHeld: the last stage of a tile is released only with the first one of the next: until then it serves as staging.
-template <class T, bool kMTransposed, bool kHeld, int kMostN, int kHalves, auto kCfg, class Tile>
+template <class T, bool kMTransposed, bool kHeld, int kMostN, int kHalves, HopperRowsConfig kCfg>
 struct HopperMainloop {
     static constexpr int kMBytes = kCfg.consumers() * kHalves * kBlockBytes;
     // From one 16 k to the next, in descriptor units of 16 bytes: 16 lines, or 32 bytes along a line.
     static constexpr u64 kMStep = kMTransposed ? 16 * kLineBytes / 16 : 32 / 16;
     static constexpr u64 kNStep = 32 / 16;
 
-    const Barriers<kCfg, Tile>& barriers;
+    const Barriers<kCfg>& barriers;
     int warpgroup;
     int steps;
     u32 blocks;  // of a stage

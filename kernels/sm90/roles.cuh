@@ -8,6 +8,7 @@
 #include "../pipeline.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/misc.cuh"
+#include "../tiles.cuh"
 #include "config.cuh"
 #include "stage_ring.cuh"
 
@@ -25,9 +26,9 @@ struct TileSlot {
     __device__ u32 phase() const { return nth / kTileSlots & 1; }
 };
 
-template <auto kCfg, class Tile>
+template <HopperRowsConfig kCfg>
 struct Barriers {
-    HopperStorage<kCfg, Tile>& storage;
+    HopperStorage<kCfg, RowTile>& storage;
 
     __device__ u32 ring() const { return shared_address(storage.ring); }
     __device__ u32 loaded(int slot) const { return shared_address(&storage.loaded[slot]); }
@@ -52,12 +53,12 @@ struct Barriers {
 
 // One thread takes tickets and announces tiles: queue.describe(tile), which has no rows if there is nothing to do, and
 // claim().
-template <auto kCfg, class Tile, class Queue>
-__device__ void announce_queue(const Barriers<kCfg, Tile>& barriers, const Queue& queue) {
+template <HopperRowsConfig kCfg, class Queue>
+__device__ void announce_queue(const Barriers<kCfg>& barriers, const Queue& queue) {
     u32& nth = queue.mine.announced;
     for (nth = 0;; queue.claim()) {
         wait_for(barriers.forgotten(TileSlot(nth).slot()), TileSlot(nth).phase() ^ 1);
-        Tile& tile = barriers.storage.tile[TileSlot(nth).slot()];
+        RowTile& tile = barriers.storage.tile[TileSlot(nth).slot()];
         queue.describe(tile);
         if (tile.rows == 0) continue;
         const bool ended = tile.ended();
@@ -70,15 +71,15 @@ __device__ void announce_queue(const Barriers<kCfg, Tile>& barriers, const Queue
 
 // A loading thread: body(tile, step, barrier, address) for each of steps_of(tile) stages of every tile, one at
 // least, of blocks_of(tile) blocks each. One of the two claims.
-template <bool kClaims, auto kCfg, class Tile, class Steps, class Blocks, class Body>
-__device__ __forceinline__ void produce(const Barriers<kCfg, Tile>& barriers, const Steps& steps_of,
-                                        const Blocks& blocks_of, const Body& body) {
+template <bool kClaims, HopperRowsConfig kCfg, class Steps, class Blocks, class Body>
+__device__ __forceinline__ void produce(const Barriers<kCfg>& barriers, const Steps& steps_of, const Blocks& blocks_of,
+                                        const Body& body) {
     LoadState& state = barriers.storage.loading[kClaims];
     LoadRing<kCfg.blocks()> ring(state.starts);
     for (state.tiles = 0;; ++state.tiles) {
         const TileSlot at(state.tiles);
         wait_for(barriers.announced(at.slot()), at.phase());
-        const Tile tile = barriers.storage.tile[at.slot()];
+        const RowTile tile = barriers.storage.tile[at.slot()];
         mbarrier_arrive(barriers.forgotten(at.slot()));
         if (tile.ended()) return;
         const int steps = steps_of(tile);
@@ -95,15 +96,15 @@ __device__ __forceinline__ void produce(const Barriers<kCfg, Tile>& barriers, co
 }
 
 // A consumer thread: the announced tile, to be read where it stands until `forget_tile`, which spares the registers.
-template <auto kCfg, class Tile>
-__device__ __forceinline__ const Tile& await_tile(const Barriers<kCfg, Tile>& barriers, const TileSlot& at) {
+template <HopperRowsConfig kCfg>
+__device__ __forceinline__ const RowTile& await_tile(const Barriers<kCfg>& barriers, const TileSlot& at) {
     wait_for(barriers.announced(at.slot()), at.phase());
     return barriers.storage.tile[at.slot()];
 }
 
 // Every thread for itself, after it has read the tile: an arrival speaks for nobody else's reads.
-template <auto kCfg, class Tile>
-__device__ __forceinline__ void forget_tile(const Barriers<kCfg, Tile>& barriers, const TileSlot& at) {
+template <HopperRowsConfig kCfg>
+__device__ __forceinline__ void forget_tile(const Barriers<kCfg>& barriers, const TileSlot& at) {
     mbarrier_arrive(barriers.forgotten(at.slot()));
 }
 

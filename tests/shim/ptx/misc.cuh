@@ -77,10 +77,5 @@ inline u64 atomic_add(u64* address, u64 value) {
     return before;
 }
 inline void atomic_or(i32* address, i32 value) { *address |= value; }
-inline u64 atomic_cas(u64* address, u64 expected, u64 value) {
-    const u64 before = *address;
-    if (before == expected) *address = value;
-    return before;
-}
 
 }  // namespace cupy_gmm
