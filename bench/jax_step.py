@@ -7,17 +7,18 @@ the host's clock, many steps in flight, the contenders taking turns; run it agai
 `XLA_FLAGS=--xla_gpu_enable_command_buffer=` to see it without command buffers. Where XLA replays a command buffer it
 does not call the handlers at all.
 
-A handler's time runs from the first thing that it reads to the return of its last launch. Of it, `launches` is the time
-inside CuPy's launchKernel and memsetAsync: the driver, and the wait for Python's lock, which CuPy gives up meanwhile.
-`Python` is the rest, with half a microsecond of the clock's own. What ctypes does before and behind is in neither.
+A handler's time runs from its first line of Python to its last, less what the clock and the call around it take, which
+an empty handler shows. Then the steps are run again with two marks around its launches: `launches` is the time between
+them, less that of marks with nothing between. It holds the driver and the wait for Python's lock, which CuPy gives up
+meanwhile. `Python` is the rest. Not in it is the way from XLA into Python and back, 0.2 us where the caches are warm.
 """
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
 import time
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -28,60 +29,94 @@ import jax.numpy as jnp
 
 import cupy_gmm.jax
 from bench import shapes
-from cupy_gmm import _device, _launch
-from cupy_gmm.jax import _abi, _handler
+from cupy_gmm.jax import _abi, _handler, _lowering
 
 ROUNDS = 9
 
 
+_numbers = itertools.count()
+
+
 class Handlers:
-    """Seconds in the handlers: all, and in launches. To be made before the first of them runs."""
+    """The execute stages with a clock, under names of their own. To be made before anything is traced."""
 
-    def __init__(self) -> None:
-        self.times: dict[str, list[tuple[float, float]]] = {}
-        self._began = self._launches = 0.0
-        attribute, cuda = _abi.attribute, _device.import_cupy().cuda
-
-        def first(frame: int) -> bytes:
-            self._began, self._launches = time.perf_counter(), 0.0
-            return attribute(frame)
-
-        _abi.attribute = first
-        launching = types.SimpleNamespace(
-            driver=types.SimpleNamespace(launchKernel=self._launching(cuda.driver.launchKernel)),
-            runtime=types.SimpleNamespace(memsetAsync=self._launching(cuda.runtime.memsetAsync)),
-        )
-        _launch._cuda = lambda: launching  # type: ignore[assignment]
+    def __init__(self, platform: str = "CUDA") -> None:
+        self._times: dict[str, list[tuple[int, int]]] = {}  # ns: all, between the marks
+        self._whole: dict[str, list[int]] = {}  # ns without marks
+        self._marked = False
+        self._began = self._ended = 0
         for kind in (_handler.Schedule, _handler.Product):
-            kind.__call__ = self._timed(kind.__name__, kind.__call__)  # type: ignore[method-assign]
+            kind.made = self._with_marks(kind.made)  # type: ignore[method-assign]
+        self._kept, end = [], f".timed{next(_numbers)}"  # XLA may call them as long as the process lives
+        for target, kind in _handler.KINDS.items():
+            stages = {
+                "instantiate": _abi.handler(_handler.instantiate(kind)),
+                "execute": _abi.Handler(self._timed(target, _handler.executing(kind))),
+            }
+            capsules = {stage: jax.ffi.pycapsule(function) for stage, function in stages.items()}
+            jax.ffi.register_ffi_target(target + end, capsules, platform=platform)
+            self._kept.append(stages)
+        foreign = _lowering.foreign
+        _lowering.foreign = lambda target, *rest: foreign(target + end, *rest)
 
-    def _launching(self, call: Callable[..., None]) -> Callable[..., None]:
-        def timed(*arguments: Any) -> None:
-            began = time.perf_counter()
-            call(*arguments)
-            self._launches += time.perf_counter() - began
+    def _timed(self, name: str, entry: Callable[[int], int]) -> Callable[[int], int]:
+        clock, times = time.perf_counter_ns, self._times.setdefault(name, [])
+
+        def timed(frame: int) -> int:
+            began = clock()
+            failed = entry(frame)
+            times.append((clock() - began, self._ended - self._began))
+            return failed
 
         return timed
 
-    def _timed(self, name: str, call: Callable[..., None]) -> Callable[..., None]:
-        def timed(launch: Any, *rest: Any) -> None:
-            call(launch, *rest)
-            self.times.setdefault(name, []).append((time.perf_counter() - self._began, self._launches))
+    def _begin(self) -> None:
+        self._began = time.perf_counter_ns()
 
-        return timed
+    def _end(self) -> None:
+        self._ended = time.perf_counter_ns()
+
+    def _with_marks(self, made: Callable[..., Any]) -> Callable[..., Any]:
+        def marked(launches: Any, *given: Any) -> Any:
+            found = made(launches, *given)
+            return (self._begin, *found, self._end) if self._marked else found
+
+        return marked
+
+    def _of_its_own(self, calls: int = 2000) -> tuple[float, float]:
+        """ns that the clock takes around nothing, and the marks around nothing."""
+        empty, found = self._timed("", lambda frame: 0), self._times.pop("")
+        for _ in range(calls):
+            for each in (self._begin, self._end):
+                each()
+            empty(0)
+        whole, marks = (statistics.median(each) for each in zip(*found, strict=True))
+        return whole, marks
+
+    def warmed(self) -> None:
+        """Forgets what came before the steps that count."""
+        for times in self._times.values():
+            times.clear()
+
+    def mark(self) -> None:
+        """Launches are timed from now on; the next call of each handler takes longer."""
+        self._whole = {name: [whole for whole, _ in found] for name, found in self._times.items()}
+        self._marked = True
+        for launches in _handler._ready.values():
+            launches.known.clear()
 
     def lines(self, steps: int) -> list[str]:
-        """One for each kind of handler, of so many steps."""
-        said = []
-        for name, found in self.times.items():
-            whole, launches, own = (
-                statistics.median(each) * 1e6 for each in zip(*((a, b, a - b) for a, b in found), strict=True)
-            )
-            said.append(
-                f"{name}: {whole:.1f} us on the host, Python {own:.1f} and launches {launches:.1f}, "
-                f"{len(found) / steps:.2f} calls a step"
-            )
-        return said
+        """One for each kind of handler that ran in so many steps before the marks."""
+        said, (own, marks) = [], self._of_its_own()
+        for name, found in self._whole.items():
+            if not found:
+                continue
+            whole, parts = (statistics.median(found) - own) / 1e3, ""
+            if self._times[name]:  # where XLA replays a command buffer, nobody may have called since
+                launches = max(0.0, statistics.median(between for _, between in self._times[name]) - marks) / 1e3
+                parts = f", Python {whole - launches:.1f} and launches {launches:.1f}"
+            said.append(f"{name}: {whole:.1f} us on the host{parts}, {len(found) / steps:.2f} calls a step")
+        return [*said, f"taken off: {own / 1e3:.2f} us of the clock around a call, {marks / 1e3:.2f} of its marks"]
 
 
 def step(dot: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,7 +158,7 @@ def main(words: list[str]) -> None:
     contenders = {name: call for name, call in contenders.items() if given.only in (None, name)}
     for call in contenders.values():
         once(call, operands, 3)
-    handlers.times.clear()
+    handlers.warmed()
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(ROUNDS):
         for name, call in contenders.items():
@@ -131,7 +166,12 @@ def main(words: list[str]) -> None:
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}, {problem.name}, {problem.rows} rows")
     for name, found in times.items():
         print(f"{name:>5}: {statistics.median(found):10.1f} us a step, {min(found):.1f} to {max(found):.1f}")
-    print(*handlers.lines(ROUNDS * given.steps), sep="\n")
+    if "ours" in contenders:
+        handlers.mark()
+        once(contenders["ours"], operands, 3)
+        handlers.warmed()
+        once(contenders["ours"], operands, ROUNDS * given.steps)
+        print(*handlers.lines(ROUNDS * given.steps), sep="\n")
 
 
 if __name__ == "__main__":

@@ -55,16 +55,13 @@ def _new_block(room: int = MAX_PARAMS_BYTES) -> tuple[memoryview, int]:
     return memoryview(memory).cast("B")[:room], start + room
 
 
-def ready(kernel: Kernel, params: bytes) -> Callable[[int], None]:
-    """A launch that repeats: takes the stream. The block is its own, never written again: threads may share it."""
+def ready(kernel: Kernel, stream: int, params: bytes) -> Callable[[], object]:
+    """`enqueue`, to be repeated. The block is its own, never written again: threads may share it."""
     handle, (x, y, z), block, smem = kernel
     view, pointer = _new_block(len(params))
     view[: len(params)] = params
-    launch_kernel = _cuda().driver.launchKernel
-
-    def again(stream: int, _kept: memoryview = view) -> None:
-        launch_kernel(handle, x, y, z, block, 1, 1, smem, stream, pointer, 0)
-
+    again = functools.partial(_cuda().driver.launchKernel, handle, x, y, z, block, 1, 1, smem, stream, pointer, 0)
+    again.params = view  # type: ignore[attr-defined]  # lives as long
     return again
 
 
@@ -100,6 +97,11 @@ def unit_function(unit: str, symbol: str, device: int, smem: int = 0) -> Any:
 def zero(address: int, nbytes: int, stream: int) -> None:
     """Zeroes device memory on `stream`; a node of the graph under capture."""
     _cuda().runtime.memsetAsync(address, 0, nbytes, stream)
+
+
+def zeroing(address: int, nbytes: int, stream: int) -> Callable[[], object]:
+    """`zero`, to be repeated."""
+    return functools.partial(_cuda().runtime.memsetAsync, address, 0, nbytes, stream)
 
 
 _device.forget_in_child(unit_function.cache_clear)

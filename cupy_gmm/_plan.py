@@ -72,9 +72,10 @@ class Plan:
         params = self._params(a, b, c, table, tickets, status)
         _launch.enqueue(self.kernel, stream, params)  # type: ignore[arg-type]
 
-    def ready(self, a: int, b: int, c: int, table: int, tickets: int, status: int) -> Callable[[int], None]:
-        """`launch` with these addresses, to be repeated; takes the stream."""
-        return _launch.ready(self.kernel, self._params(a, b, c, table, tickets, status))  # type: ignore[arg-type]
+    def ready(self, stream: int, a: int, b: int, c: int, table: int, tickets: int, status: int) -> Callable[[], object]:
+        """`launch`, to be repeated."""
+        params = self._params(a, b, c, table, tickets, status)
+        return _launch.ready(self.kernel, stream, params)  # type: ignore[arg-type]
 
     def _params(self, a: int, b: int, c: int, table: int, tickets: int, status: int) -> bytes:
         maps = b"" if self.maps is None else self.maps.encoded(a, b, c)

@@ -64,9 +64,10 @@ class Fill:
         """
         _launch.enqueue(self._kernel, stream, SCHEDULE_PARAMS.pack(offs, group_offset, table, zeroed, self._facts))
 
-    def ready(self, offs: int, group_offset: int, table: int, zeroed: int) -> Callable[[int], None]:
-        """`launch` with these addresses, to be repeated; takes the stream."""
-        return _launch.ready(self._kernel, SCHEDULE_PARAMS.pack(offs, group_offset, table, zeroed, self._facts))
+    def ready(self, stream: int, offs: int, group_offset: int, table: int, zeroed: int) -> Callable[[], object]:
+        """`launch`, to be repeated."""
+        params = SCHEDULE_PARAMS.pack(offs, group_offset, table, zeroed, self._facts)
+        return _launch.ready(self._kernel, stream, params)
 
 
 def fill(

@@ -5,7 +5,6 @@
     python -m tests.ffi_header FOLDER...        folders that hold xla/ffi/api/c_api.h
 """
 
-import ctypes
 import subprocess
 import sys
 import tempfile
@@ -61,7 +60,7 @@ def program() -> str:
         f"static_assert(sizeof(XLA_FFI_Buffer) == {_abi.BUFFER_BYTES});",
         f"static_assert(offsetof(XLA_FFI_CallFrame, attrs) + sizeof(XLA_FFI_Attrs) == {_abi.FRAME_BYTES});",
         f"static_assert(sizeof(XLA_FFI_Api) >= {_abi.API_BYTES});",
-        f"static_assert(sizeof(XLA_FFI_Stream_Get_Args) == {ctypes.sizeof(_abi._StreamGetArgs)});",
+        f"static_assert(sizeof(XLA_FFI_Stream_Get_Args) == {_abi.STREAM_GET_BYTES});",
         f"static_assert(XLA_FFI_API_MINOR >= {_abi.API_VERSION[1]});",
         # What follows an extension is an extension, and the one with metadata begins like any other.
         f"using Extension = {EXTENSION};",

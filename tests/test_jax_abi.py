@@ -14,8 +14,9 @@ from cupy_gmm.errors import ArgumentError, DtypeError, UnsupportedError
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
-from cupy_gmm.jax import _abi  # noqa: E402
+from cupy_gmm.jax import _abi, _execute  # noqa: E402
 from tests import compilers, ffi_header  # noqa: E402
+from tests.ffi_frames import Call, Frame  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 pytest_plugins = ("tests.jax_on_cpu",)
@@ -110,33 +111,14 @@ def test_an_exception_becomes_an_error_of_xla(error, code, stage):
 
 
 def test_there_is_no_stream_on_the_cpu():
-    register("streamless", lambda frame: _abi.stream(frame))
+    function = _abi.Handler(_execute.execute({}, pytest.fail, lambda: pytest.fail))
+    kept.append(function)
+    jax.ffi.register_ffi_target("streamless", jax.ffi.pycapsule(function), platform="cpu")
     with pytest.raises(jax.errors.JaxRuntimeError, match="XLA gave no stream to launch on"):
         jax.block_until_ready(jax.jit(lambda x: call("streamless", jax.ShapeDtypeStruct((), jnp.float32), x))(1.0))
 
 
 # ---- frames made here
-
-
-class Frame:
-    """A call frame in our own memory."""
-
-    def __init__(self, frame_bytes=176, api_bytes=256, version=(0, 1), attributes=1, kind=_abi.STRING):
-        self.words = np.zeros(64, np.uint64)
-        self.api = np.zeros(64, np.uint64)
-        self.kinds = np.array([kind, 0], np.uint32)
-        self.words[0], self.api[0] = frame_bytes, api_bytes
-        self.put("api", self.api.ctypes.data)
-        self.api.view(np.int32)[_abi.API["api_version"] // 4 + 4 :][:2] = version
-        self.words[(_abi.FRAME["attrs"] + _abi.ATTRS["size"]) // 8] = attributes
-        self.words[(_abi.FRAME["attrs"] + _abi.ATTRS["types"]) // 8] = self.kinds.ctypes.data
-
-    def put(self, field, value):
-        self.words[_abi.FRAME[field] // 8] = value
-
-    @property
-    def address(self):
-        return self.words.ctypes.data
 
 
 def test_known_interfaces_pass():
@@ -185,24 +167,6 @@ def test_metadata_are_told_and_nothing_runs():
     assert ran == [frame.address]
 
 
-def test_the_stream_is_asked_for():
-    asked = []
-
-    def stream_get(address):
-        block = _abi._StreamGetArgs.from_address(address)
-        asked.append((block.struct_size, block.ctx))
-        block.stream = None if block.ctx == 2 else 0x5000 + block.ctx
-        return 0
-
-    function = _abi.Handler(stream_get)
-    frame = Frame()
-    frame.api[_abi.API["XLA_FFI_Stream_Get"] // 8] = ctypes.cast(function, ctypes.c_void_p).value
-    for context, stream in ((1, 0x5001), (2, 0), (3, 0x5003)):
-        frame.put("ctx", context)
-        assert _abi.stream(frame.address) == stream
-    assert asked == [(32, 1), (32, 2), (32, 3)]
-
-
 THREADS = """
 #include <pthread.h>
 struct Job { void* (*handler)(void*); void* frame; int calls; };
@@ -220,7 +184,8 @@ extern "C" void call_in_a_thread(void* (*handler)(void*), void* frame, int calls
 """
 
 
-def test_a_thread_of_xla_keeps_its_state(tmp_path, monkeypatch):
+@pytest.mark.parametrize("stage", ["instantiate", "execute"])
+def test_a_thread_of_xla_keeps_its_state(tmp_path, monkeypatch, stage):
     """Python's own would last one call. It is kept for so many threads and no more, and each has its own."""
     compiler = compilers.cxx()
     (tmp_path / "threads.cpp").write_text(THREADS)
@@ -230,13 +195,17 @@ def test_a_thread_of_xla_keeps_its_state(tmp_path, monkeypatch):
     drive.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
     monkeypatch.setattr(_abi, "MAX_STAYS", 2)
     monkeypatch.setattr(_abi, "_stays", itertools.count())
-    local, seen, frame = threading.local(), [], Frame()
+    local, seen, frame = threading.local(), [], Call(b"", [], [])
 
     def body(_):
         local.calls = getattr(local, "calls", 0) + 1
         seen.append(local.calls)
 
     function = _abi.handler(body)
+    if stage == "execute":
+        launches = _execute.Launches()
+        launches.known[(0x5001,)] = (lambda: body(None),)
+        function = _abi.Handler(_execute.execute({(b"", 0): launches}, pytest.fail, lambda: int))
     for _ in range(3):
         drive(ctypes.cast(function, ctypes.c_void_p), frame.address, 3)
     assert seen == [1, 2, 3, 1, 2, 3, 1, 1, 1]

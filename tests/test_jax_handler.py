@@ -15,7 +15,7 @@ jnp = jax.numpy
 
 import cupy_gmm.jax as face  # noqa: E402
 from cupy_gmm import _device, _heuristics, _launch, _table  # noqa: E402
-from cupy_gmm.jax import _counters, _handler, _wire  # noqa: E402
+from cupy_gmm.jax import _counters, _execute, _handler, _wire  # noqa: E402
 from tests.kernels_for_tests import FakeDriver, Status  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -180,12 +180,13 @@ def test_a_misaligned_array_is_refused(machine):
     call = _wire.ProductCall("grouped_mm", ROWS, K, N, 4, 4, "bfloat16", "bfloat16", False, "-")
     product = _handler.Product(call, xla.DEVICE)
     with pytest.raises(RuntimeError, match="expected multiples of 16"):
-        product(xla.STREAM, [256, 520, 768], [1024, 1280])
+        product.ready(xla.STREAM, [256, 520, 768], [1024, 1280])
+    assert not product.known
 
 
 def test_addresses_are_packed_once_and_anew_where_they_change(machine, operands, monkeypatch):
     """What is kept of them is bounded, and never taken for others."""
-    monkeypatch.setattr(_handler, "MAX_KNOWN", 3)
+    monkeypatch.setattr(_execute, "MAX_KNOWN", 3)
     x, w, _ = operands
     function = jax.jit(face.ragged_dot).lower(x, w, jnp.array(SIZES, jnp.int32)).compile()
     (schedule,) = (launch for launch in _handler._ready.values() if isinstance(launch, _handler.Schedule))
@@ -196,14 +197,16 @@ def test_addresses_are_packed_once_and_anew_where_they_change(machine, operands,
         kept.append((jnp.copy(x) + step, jnp.copy(w), jnp.array(sizes, jnp.int32)))
         kept.append(function(*kept[-1]))
         same(kept[-1], expected(*kept[-2][:2], np.cumsum(sizes)))
-        assert 0 < len(product._known) <= 3
-        assert 0 < len(schedule._known) <= 3
-    product._known.clear()
-    packed = []
-    monkeypatch.setattr(product._plan, "ready", lambda *addresses: packed.append(addresses) or (lambda stream: None))
-    for a in (256, 512, 256, 512, 256):
-        product(xla.STREAM, [a, 1024, 2048], [4096, kept[0][0].unsafe_buffer_pointer()])
-    assert [addresses[0] for addresses in packed] == [256, 512]
+        assert 0 < len(product.known) <= 3
+        assert 0 < len(schedule.known) <= 3
+    made = []
+    monkeypatch.setattr(_handler.Product, "made", lambda self, *given: made.append(given) or (lambda: None,))
+    product.known.clear()
+    for _ in range(3):
+        function(*kept[-2])  # the result may lie elsewhere
+    assert 0 < len(made) <= 3
+    assert {(stream, *operands, *results) for stream, operands, results in made} == set(product.known)
+    assert {operands[0] for _, operands, _ in made} == {kept[-2][0].unsafe_buffer_pointer()}
 
 
 def test_counters_are_of_places_and_not_of_calls(machine):
@@ -215,14 +218,14 @@ def test_counters_are_of_places_and_not_of_calls(machine):
     products = [_handler.Product(call, xla.DEVICE) for call in calls]
     counted, zeroed = [], []
     for product in products:
-        product._plan.ready = lambda *addresses: counted.append(addresses[4]) or (lambda stream: None)
+        product._plan.ready = lambda *given: counted.append(given[5]) or (lambda: None)
     for scratch in range(256, 256 * (xla.COUNTERS + 4), 256):
         for product in products:
             machine.log.clear()
-            product._known.clear()
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(_launch, "zero", lambda *arguments: zeroed.append(arguments))
-                product(xla.STREAM, [4096, 8192, 12288], [16384, scratch])
+                patch.setattr(_launch, "zeroing", xla.repeated(lambda *arguments: zeroed.append(arguments)))
+                for launch in product.made(xla.STREAM, [4096, 8192, 12288], [16384, scratch]):
+                    launch()
     base = machine.counter_memory.ctypes.data
     places = [base + slot * _counters.SLOT_BYTES for slot in range(xla.COUNTERS)]
     without = list(range(256 * (xla.COUNTERS + 1), 256 * (xla.COUNTERS + 4), 256))

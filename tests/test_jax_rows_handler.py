@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cupy_gmm
-from tests import fakes, routes
+from tests import fakes, routes, xla
 from tests.backends import DTYPES
 from tests.jax_layers import EXPERTS, SLOTS, TOKENS, gradients, layer, plain, same, same_routing
 
@@ -191,7 +191,8 @@ def test_launches_are_those_of_the_cupy_face(call, fake, monkeypatch):
     """Kernel, grid, block, shared memory, and every word of the parameters, at the same addresses."""
     monkeypatch.setattr(_launch, "unit_function", lambda unit, symbol, device: types.SimpleNamespace(handle=symbol))
     found = []
-    monkeypatch.setattr(_launch, "enqueue", lambda kernel, stream, params: found.append((kernel, stream, params)))
+    monkeypatch.setattr(_launch, "enqueue", lambda *launch: found.append(launch))
+    monkeypatch.setattr(_launch, "ready", xla.repeated(lambda *launch: found.append(launch)))
     count = len(call.operands) + len(call.results)
     addresses = [0x7F00_0000_0000 + 0x123_4500 * (index + 1) for index in range(count)]
     if call.op == "route" and count == 6:
@@ -203,7 +204,8 @@ def test_launches_are_those_of_the_cupy_face(call, fake, monkeypatch):
     for shift in (1 << 20, 0):  # nothing of a call stays for the next one
         found.clear()
         at = [address + shift for address in addresses]
-        made(fake.cupy_streams[0], at[: len(call.operands)], at[len(call.operands) :])
+        for launch in made.ready(fake.cupy_streams[0], at[: len(call.operands)], at[len(call.operands) :]):
+            launch()
     assert found == wanted
     assert wanted
 
@@ -212,7 +214,10 @@ def test_a_misaligned_array_is_refused(fake, monkeypatch):
     monkeypatch.setattr(_launch, "unit_function", lambda *_: types.SimpleNamespace(handle=1))
     rows = _row_handler.Rows(RowsCall("silu_mul", 31, 1, 0, 16, "bfloat16"), 0)
     with pytest.raises(RuntimeError, match=r"XLA gave an array at 0x208: expected a multiple of 16\."):
-        rows(0, [0x100], [0x208])
+        rows.ready(0, [0x100], [0x208])
+    with pytest.raises(RuntimeError, match=r"XLA gave 3 arrays: expected 2\."):
+        rows.ready(0, [0x100], [0x200, 0x300])
+    assert not rows.known
     assert not fake.calls("launch")
 
 

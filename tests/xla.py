@@ -4,6 +4,7 @@ What stands in for the device writes where a kernel would, from addresses alone,
 """
 
 import ctypes
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,9 +29,9 @@ def _counters() -> Any:
     return _counters
 
 
-def repeated(launch: Callable[..., None]) -> Callable[..., Callable[[int], None]]:
-    """`launch` in two steps: addresses, then the stream."""
-    return lambda *addresses: lambda stream: launch(stream, *addresses)
+def repeated(launch: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """`launch` in two steps."""
+    return lambda *arguments: lambda: launch(*arguments)
 
 
 class Machine:
@@ -46,9 +47,6 @@ class Machine:
         return [name for name, _ in self.log]
 
     # ---- in place of _launch
-
-    def ready(self, kernel: Any, params: bytes) -> Callable[[int], None]:
-        return lambda stream: self.enqueue(kernel, stream, params)
 
     def enqueue(self, kernel: Any, stream: int, params: bytes) -> None:
         assert stream == STREAM
@@ -110,6 +108,11 @@ class Machine:
         return types.SimpleNamespace(ready=repeated(launch), zeroed_words=zeroed_words, restores=restores)
 
 
+def _answer(place: int, asked: Any) -> None:
+    """XLA has no stream on the CPU."""
+    asked[place] = STREAM
+
+
 def machine(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """Handlers registered for the CPU, with calls lowered as for CUDA."""
     import jax
@@ -123,11 +126,12 @@ def machine(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
     patch.setattr(_device, "info", lambda device: _device.typical("sm_90"))
     patch.setattr(_launch, "unit_function", lambda unit, symbol, device: types.SimpleNamespace(handle=symbol))
     patch.setattr(_launch, "enqueue", made.enqueue)
-    patch.setattr(_launch, "ready", made.ready)
-    patch.setattr(_launch, "zero", made.zero)
+    patch.setattr(_launch, "ready", repeated(made.enqueue))
+    patch.setattr(_launch, "zeroing", repeated(made.zero))
     patch.setattr(_table, "fill", made.fill)
     patch.setattr(_plan, "build", made.build)
-    patch.setattr(_abi, "stream", lambda frame: STREAM)
+    patch.setattr(_abi, "stream_get", lambda api: functools.partial(_answer, _abi.ASKED_STREAM))
+    patch.setattr(_device, "count", lambda: DEVICE + 1)
     patch.setattr(_counters(), "of", lambda device: made.counters)
     patch.setattr(_handler, "_local_devices", lambda: [DEVICE])
     patch.setattr(_handler, "_ready", {})

@@ -1,12 +1,14 @@
 """XLA's foreign function interface, as a handler written in Python sees it: addresses in, plain values out.
 
-`_handler` builds on it. Knows the structures of `xla/ffi/api/c_api.h` and nothing of products, devices or CUDA. Only
-the fields named here are touched; their places are the same in every jaxlib from 0.5.3 on, and the tests compare them
-with the header of the installed one. An interface that says it is another one is refused, never guessed at.
+`_execute` and `_handler` build on it. Knows the structures of `xla/ffi/api/c_api.h` and nothing of products, devices or
+CUDA. Only the fields named here are touched; their places are the same in every jaxlib from 0.5.3 on, and the tests
+compare them with the header of the installed one. An interface that says it is another one is refused, never guessed
+at.
 """
 
 import ctypes
 import itertools
+import struct
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -36,12 +38,29 @@ STREAM_GET_ARGS = {"ctx": 16, "stream": 24}
 ERROR_CREATE_ARGS = {"message": 16, "errc": 24}
 INVALID_ARGUMENT, UNIMPLEMENTED, INTERNAL = 3, 12, 13
 
-# The address space as one array of words: a read costs 0.1 us, a tenth of a ctypes structure's.
-_BYTES = memoryview((ctypes.c_char * (1 << 48)).from_address(0)).cast("B")
-_WORDS = _BYTES.cast("Q")
+# The address space as one array of words: a read costs 0.06 us, a tenth of a ctypes structure's.
+TEXT: Any = (ctypes.c_char * (1 << 48)).from_address(0)  # a slice of it is `bytes`
+BYTES = memoryview(TEXT).cast("B")
+WORDS = BYTES.cast("Q")
+# The word `data` of the buffer at an address, at the same index as the buffer's first word in WORDS.
+DATA = memoryview((ctypes.c_char * ((1 << 48) - BUFFER_BYTES)).from_address(BUFFER["data"])).cast("B").cast("Q")
+
+
+def _words_at(*offsets: int) -> struct.Struct:
+    """Reads the words at these offsets, which rise, and nothing between them."""
+    gaps = (at - before for before, at in itertools.pairwise((-8, *offsets)))
+    return struct.Struct("<" + "".join(f"{gap - 8}xQ" for gap in gaps))
+
+
+# extension_start, api, ctx, how many args, args, how many rets, rets, attrs
+CALL = _words_at(
+    *(FRAME[name] for name in ("extension_start", "api", "ctx")),
+    *(FRAME[table] + at for table in ("args", "rets") for at in ARGS.values()),
+    FRAME["attrs"] + ATTRS["attrs"],
+)
+SPAN = struct.Struct("<2Q")  # where a text begins, and its bytes
 
 _API = FRAME["api"] >> 3
-_CTX = FRAME["ctx"] >> 3
 _EXTENSIONS = FRAME["extension_start"] >> 3
 _ARGS = (FRAME["args"] + ARGS["args"]) >> 3
 _RETS = (FRAME["rets"] + ARGS["args"]) >> 3
@@ -50,22 +69,17 @@ _NUM_RETS = (FRAME["rets"] + ARGS["size"]) >> 3
 _NUM_ATTRS = (FRAME["attrs"] + ATTRS["size"]) >> 3
 _ATTR_TYPES = (FRAME["attrs"] + ATTRS["types"]) >> 3
 _ATTRS = (FRAME["attrs"] + ATTRS["attrs"]) >> 3
-_DATA = BUFFER["data"] >> 3
-_STREAM_GET = API["XLA_FFI_Stream_Get"] >> 3
-_ASKED_CTX = STREAM_GET_ARGS["ctx"] >> 3
-_ASKED_STREAM = STREAM_GET_ARGS["stream"] >> 3
 
 Handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
-_Function = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)  # keeps the GIL: these return at once
+# Both keep Python's lock: what they call returns at once. The second takes an array of ctypes' as its address; to
+# declare that would cost a call of Python's at each of its own.
+_Function = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+_Asks = ctypes.PYFUNCTYPE(ctypes.c_void_p)
 
-
-class _StreamGetArgs(ctypes.Structure):
-    _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("extension_start", ctypes.c_void_p),
-        ("ctx", ctypes.c_void_p),
-        ("stream", ctypes.c_void_p),
-    )
+# Arguments of Stream_Get: its size, no extension, ctx, stream. An array is read and written faster than a structure.
+StreamGetArgs = ctypes.c_uint64 * 4
+STREAM_GET_BYTES = ctypes.sizeof(StreamGetArgs)
+ASKED_CTX, ASKED_STREAM = (at >> 3 for at in STREAM_GET_ARGS.values())
 
 
 class _ErrorCreateArgs(ctypes.Structure):
@@ -79,71 +93,51 @@ class _ErrorCreateArgs(ctypes.Structure):
 
 def stage(frame: int) -> int:
     """INSTANTIATE, PREPARE, INITIALIZE or EXECUTE."""
-    return _WORDS[(frame + FRAME["stage"]) >> 3] & 0xFFFFFFFF
+    return WORDS[(frame + FRAME["stage"]) >> 3] & 0xFFFFFFFF
 
 
 def arguments(frame: int) -> list[int]:
     """Addresses of the operands."""
     at = frame >> 3
-    first = _WORDS[at + _ARGS] >> 3
-    return [_WORDS[(buffer >> 3) + _DATA] for buffer in _WORDS[first : first + _WORDS[at + _NUM_ARGS]]]
+    first = WORDS[at + _ARGS] >> 3
+    return [DATA[buffer >> 3] for buffer in WORDS[first : first + WORDS[at + _NUM_ARGS]]]
 
 
 def results(frame: int) -> list[int]:
     """Addresses of the results."""
     at = frame >> 3
-    first = _WORDS[at + _RETS] >> 3
-    return [_WORDS[(buffer >> 3) + _DATA] for buffer in _WORDS[first : first + _WORDS[at + _NUM_RETS]]]
+    first = WORDS[at + _RETS] >> 3
+    return [DATA[buffer >> 3] for buffer in WORDS[first : first + WORDS[at + _NUM_RETS]]]
 
 
 def shapes(frame: int) -> list[tuple[int, tuple[int, ...]]]:
     """(XLA's number of the dtype, extents) of operands and results. For tests: a call carries its facts."""
     at, found = frame >> 3, []
     for table, count in ((_ARGS, _NUM_ARGS), (_RETS, _NUM_RETS)):
-        first = _WORDS[at + table] >> 3
-        for i in range(first, first + _WORDS[at + count]):
-            buffer = _WORDS[i]
-            rank, dims = (_WORDS[(buffer + BUFFER[name]) >> 3] for name in ("rank", "dims"))
-            dtype = _WORDS[(buffer + BUFFER["dtype"]) >> 3] & 0xFFFFFFFF
-            found.append((dtype, tuple(_WORDS[(dims >> 3) + axis] for axis in range(rank))))
+        first = WORDS[at + table] >> 3
+        for i in range(first, first + WORDS[at + count]):
+            buffer = WORDS[i]
+            rank, dims = (WORDS[(buffer + BUFFER[name]) >> 3] for name in ("rank", "dims"))
+            dtype = WORDS[(buffer + BUFFER["dtype"]) >> 3] & 0xFFFFFFFF
+            found.append((dtype, tuple(WORDS[(dims >> 3) + axis] for axis in range(rank))))
     return found
 
 
 def attribute(frame: int) -> bytes:
     """The call's one attribute, a string."""
-    span = _WORDS[_WORDS[(frame >> 3) + _ATTRS] >> 3] >> 3
-    start = _WORDS[span]
-    return _BYTES[start : start + _WORDS[span + 1]].tobytes()
+    start, nbytes = SPAN.unpack_from(BYTES, WORDS[WORDS[(frame >> 3) + _ATTRS] >> 3])
+    text: bytes = TEXT[start : start + nbytes]
+    return text
 
 
-# Addresses of argument blocks of Stream_Get that no call is using, and the blocks.
-_spare: list[int] = []
-_blocks: list[_StreamGetArgs] = []
-_functions: dict[int, Any] = {}
-
-
-def stream(frame: int) -> int:
-    """The CUDA handle of the stream that XLA wants the work on.
+def stream_get(api: int) -> Callable[[Any], int | None]:
+    """The function that says which stream XLA wants the work on. It takes StreamGetArgs; what it returns is an error.
 
     Raises:
-        UnsupportedError: XLA has none, as on the CPU.
+        UnsupportedError: The functions at `api` are those of another interface.
     """
-    at = frame >> 3
-    entry = _WORDS[(_WORDS[at + _API] >> 3) + _STREAM_GET]
-    function = _functions.get(entry) or _functions.setdefault(entry, _Function(entry))
-    try:
-        block = _spare.pop()
-    except IndexError:
-        _blocks.append(_StreamGetArgs(ctypes.sizeof(_StreamGetArgs)))
-        block = ctypes.addressof(_blocks[-1])
-    words = block >> 3
-    _WORDS[words + _ASKED_CTX] = _WORDS[at + _CTX]
-    failed = function(block)
-    found = _WORDS[words + _ASKED_STREAM]
-    _spare.append(block)
-    if failed:
-        raise UnsupportedError("XLA gave no stream to launch on: expected a call on a CUDA device.")
-    return found
+    _check_functions(api, FRAME_BYTES)
+    return _Asks(WORDS[(api + API["XLA_FFI_Stream_Get"]) >> 3])
 
 
 def check(frame: int) -> None:
@@ -154,62 +148,62 @@ def check(frame: int) -> None:
     Raises:
         UnsupportedError: The interface or the call is another one.
     """
-    api = _WORDS[(frame >> 3) + _API]
-    sizes = _WORDS[frame >> 3], _WORDS[api >> 3]
-    major, minor = _version(api + API["api_version"])
-    if sizes[0] < FRAME_BYTES or sizes[1] < API_BYTES or major != API_VERSION[0]:
-        raise UnsupportedError(
-            f"this jaxlib calls with version {major}.{minor} of XLA's foreign function interface, frames of {sizes[0]} "
-            f"bytes and {sizes[1]} bytes of functions: expected version {API_VERSION[0]}, at least {FRAME_BYTES} and "
-            f"{API_BYTES}; install a jaxlib from 0.5.3 on that this release knows, or call `jax.lax.ragged_dot`."
-        )
     at = frame >> 3
-    if _WORDS[at + _NUM_ATTRS] != 1 or _WORDS[_WORDS[at + _ATTR_TYPES] >> 3] & 0xFFFFFFFF != STRING:
+    _check_functions(WORDS[at + _API], WORDS[at])
+    if WORDS[at + _NUM_ATTRS] != 1 or WORDS[WORDS[at + _ATTR_TYPES] >> 3] & 0xFFFFFFFF != STRING:
         raise UnsupportedError(
             "this call has other attributes than one string: it was lowered by another release; lower it again."
         )
 
 
-def _version(at: int) -> tuple[int, int]:
-    return tuple(ctypes.c_int.from_address(at + offset).value for offset in VERSION.values())  # type: ignore[return-value]
+def _check_functions(api: int, frame_bytes: int) -> None:
+    major, minor = (ctypes.c_int.from_address(api + API["api_version"] + at).value for at in VERSION.values())
+    api_bytes = WORDS[api >> 3]
+    if frame_bytes < FRAME_BYTES or api_bytes < API_BYTES or major != API_VERSION[0]:
+        raise UnsupportedError(
+            f"this jaxlib calls with version {major}.{minor} of XLA's foreign function interface, frames of "
+            f"{frame_bytes} bytes and {api_bytes} bytes of functions: expected version {API_VERSION[0]}, at least "
+            f"{FRAME_BYTES} and {API_BYTES}; install a jaxlib from 0.5.3 on that this release knows, or call "
+            "`jax.lax.ragged_dot`."
+        )
 
 
-def _answer_metadata(frame: int, traits: int) -> bool:
+def answer_metadata(frame: int, traits: int = COMMAND_BUFFER_COMPATIBLE) -> bool:
     """Tells XLA our version and traits, if that is what this call asks."""
-    extension = _WORDS[(frame >> 3) + _EXTENSIONS]
+    extension = WORDS[(frame >> 3) + _EXTENSIONS]
     while extension:
-        if _WORDS[(extension + EXTENSION["type"]) >> 3] & 0xFFFFFFFF == METADATA:
-            metadata = _WORDS[(extension + METADATA_EXTENSION["metadata"]) >> 3]
+        if WORDS[(extension + EXTENSION["type"]) >> 3] & 0xFFFFFFFF == METADATA:
+            metadata = WORDS[(extension + METADATA_EXTENSION["metadata"]) >> 3]
             version = metadata + METADATA_FIELDS["api_version"]
             for offset, number in zip(VERSION.values(), API_VERSION, strict=True):
                 ctypes.c_int.from_address(version + offset).value = number
             ctypes.c_uint32.from_address(metadata + METADATA_FIELDS["traits"]).value = traits
             return True
-        extension = _WORDS[(extension + EXTENSION["next"]) >> 3]
+        extension = WORDS[(extension + EXTENSION["next"]) >> 3]
     return False
 
 
-def _error(frame: int, error: BaseException) -> int:
+def error(frame: int, raised: BaseException) -> int:
     """An XLA_FFI_Error with the text of an exception; XLA owns it."""
     code = INTERNAL
-    if isinstance(error, (ArgumentError, DtypeError)):
+    if isinstance(raised, (ArgumentError, DtypeError)):
         code = INVALID_ARGUMENT
-    elif isinstance(error, UnsupportedError):
+    elif isinstance(raised, UnsupportedError):
         code = UNIMPLEMENTED
-    text = str(error) or type(error).__name__
+    text = str(raised) or type(raised).__name__
     size = ERROR_CREATE_ARGS["errc"] + ctypes.sizeof(ctypes.c_int)
     asked = _ErrorCreateArgs(size, None, f"cupy_gmm: {text}".encode(errors="replace"), code)
-    create = _Function(_WORDS[(_WORDS[(frame >> 3) + _API] + API["XLA_FFI_Error_Create"]) >> 3])
+    create = _Function(WORDS[(WORDS[(frame >> 3) + _API] + API["XLA_FFI_Error_Create"]) >> 3])
     return int(create(ctypes.addressof(asked)) or 0)
 
 
 # Whether Python keeps its state for a thread, and for how many it does.
-_thread = threading.local()
+thread = threading.local()
 _stays = itertools.count()
 MAX_STAYS = 256
 
 
-def _stay() -> None:
+def stay() -> None:
     """Keeps Python's state for a thread of XLA's for as long as the process lives.
 
     Python makes one at each call from a thread that is not its own and throws it away behind it, which takes longer
@@ -218,7 +212,7 @@ def _stay() -> None:
     """
     if next(_stays) < MAX_STAYS:
         ctypes.pythonapi.PyGILState_Ensure()  # counts the state as used once more than ctypes takes back
-        _thread.stays = True
+        thread.stays = True
 
 
 def handler(body: Callable[[int], None], traits: int = COMMAND_BUFFER_COMPATIBLE) -> Any:
@@ -229,13 +223,13 @@ def handler(body: Callable[[int], None], traits: int = COMMAND_BUFFER_COMPATIBLE
 
     def entry(frame: int) -> int:
         try:
-            if _WORDS[(frame >> 3) + _EXTENSIONS] and _answer_metadata(frame, traits):
+            if WORDS[(frame >> 3) + _EXTENSIONS] and answer_metadata(frame, traits):
                 return 0
-            if not hasattr(_thread, "stays"):
-                _stay()
+            if not hasattr(thread, "stays"):
+                stay()
             body(frame)
-        except BaseException as error:  # nothing may leave through C
-            return _error(frame, error)
+        except BaseException as raised:  # nothing may leave through C
+            return error(frame, raised)
         return 0
 
     return Handler(entry)

@@ -1,12 +1,13 @@
 """What XLA calls on a CUDA device: addresses in, launches on XLA's stream. Registered when `cupy_gmm.jax` is imported.
 
-The instantiate stage, which comes once an executable, compiles and loads; the execute stage packs addresses and
-launches. It allocates nothing, waits for nothing, reads nothing back, and always launches the same work for one call,
-so XLA may capture it into a command buffer, with arrays that hold nothing yet. XLA's arrays come to lie where they lay
-before, so what a kernel is given is packed once for each set of addresses. Must not know how calls are made.
+The instantiate stage, which comes once an executable, compiles and loads; the execute stage (`_execute`) launches what
+is made here for the addresses it finds. It allocates nothing, waits for nothing, reads nothing back, and always
+launches the same work for one call, so XLA may capture it into a command buffer, with arrays that hold nothing yet.
+Must not know how calls are made.
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,30 +16,27 @@ import jax
 from .. import _call, _device, _heuristics, _launch, _plan, _table
 from .._params import SIZES_PARAMS, UNKNOWN_GROUPS
 from . import _abi, _counters, _row_wire, _wire
+from ._execute import Again, Launches, execute
 from ._row_handler import Rows
 from ._row_wire import RowsCall
 from ._wire import ProductCall, ScheduleCall
 
 ALIGNMENT = 16  # bytes; XLA's buffers keep it, and the plans rely on it
 MAX_READY = 4096
-MAX_KNOWN = 1024  # sets of addresses that a call remembers, at most 4 KB each
 
-Launch = Callable[[int, list[int], list[int]], None]  # stream, operands, results
-Again = Callable[[int], None]  # stream
-
-_ready: dict[tuple[bytes, int], Launch] = {}
+_ready: dict[tuple[bytes, int], Launches] = {}
 _device.forget_in_child(_ready.clear)
 
 
-class Schedule:
+class Schedule(Launches):
     """The launches of one schedule call on one device."""
 
-    __slots__ = ("_fill", "_group_offset", "_known", "_sum", "_sum_facts", "_words")
+    __slots__ = ("_fill", "_group_offset", "_sum", "_sum_facts", "_words")
 
     def __init__(self, call: ScheduleCall, device: int) -> None:
+        super().__init__()
         shape = _table_shape(call.rows, call.groups, device)
         wide = call.wide and not call.sizes
-        self._known: dict[tuple[int, ...], tuple[Again, ...]] = {}
         self._group_offset = call.group_offset < 0
         self._fill = _table.fill(shape, 1, wide, max(call.group_offset, 0), UNKNOWN_GROUPS, 0, device)
         self._sum = None
@@ -48,68 +46,49 @@ class Schedule:
             self._sum = _launch.Kernel(function.handle, (1, 1, 1), _table.THREADS, 0)
             self._sum_facts = int(call.groups > 1), call.groups, call.wide
 
-    def __call__(self, stream: int, operands: list[int], results: list[int]) -> None:
-        addresses = (*operands, *results)
-        for launch in self._known.get(addresses) or self._ready(addresses):
-            launch(stream)
-
-    def _ready(self, addresses: tuple[int, ...]) -> tuple[Again, ...]:
-        offs, *group_offset, table = addresses
+    def made(self, stream: int, operands: list[int], results: list[int]) -> tuple[Again, ...]:
+        offs, *group_offset = operands
+        (table,) = results
         first: tuple[Again, ...] = ()
         if self._sum is not None:
             sizes, offs = offs, table + 4 * self._words
-            first = (_launch.ready(self._sum, SIZES_PARAMS.pack(sizes, offs, *self._sum_facts)),)
-        fill = self._fill.ready(offs, group_offset[0] if self._group_offset else 0, table, 0)
-        return _kept(self._known, addresses, (*first, fill))
+            first = (_launch.ready(self._sum, stream, SIZES_PARAMS.pack(sizes, offs, *self._sum_facts)),)
+        return *first, self._fill.ready(stream, offs, group_offset[0] if self._group_offset else 0, table, 0)
 
 
-class Product:
+class Product(Launches):
     """The launch of one product on one device, behind the zeroes that it counts from where it needs them."""
 
-    __slots__ = ("_counters", "_known", "_plan", "_zeroed")
+    __slots__ = ("_counters", "_plan", "_zeroed")
 
     def __init__(self, call: ProductCall, device: int) -> None:
+        super().__init__()
         table = _table_shape(call.rows, call.schedule_groups, device)
         self._plan = _plan.build(call.problem, call.schedule_groups, table, call.forced, device)
-        self._known: dict[tuple[int, ...], tuple[Again, ...]] = {}
         self._counters = _counters.of(device) if self._plan.restores else None
         self._zeroed = 4 * self._plan.zeroed_words
 
-    def __call__(self, stream: int, operands: list[int], results: list[int]) -> None:
-        addresses = (*operands, *results)
-        for launch in self._known.get(addresses) or self._ready(addresses):
-            launch(stream)
-
-    def _ready(self, addresses: tuple[int, ...]) -> tuple[Again, ...]:
-        a, b, table, c, scratch = addresses
+    def made(self, stream: int, operands: list[int], results: list[int]) -> tuple[Again, ...]:
+        a, b, table = operands
+        c, scratch = results
         if (a | b | c | table | scratch) % ALIGNMENT:
             raise RuntimeError(f"XLA gave arrays at {a:#x}, {b:#x}, {c:#x}: expected multiples of {ALIGNMENT}.")
         # The table is shared by products that XLA may run side by side: each counts its tiles in its own memory.
         counter = 0 if self._counters is None else self._counters.at(scratch)
-        product = self._plan.ready(a, b, c, table, counter or scratch, 0)
-        zero = functools.partial(_launch.zero, scratch, self._zeroed)
-        return _kept(self._known, addresses, (product,) if counter else (zero, product))
+        product = self._plan.ready(stream, a, b, c, table, counter or scratch, 0)
+        return (product,) if counter else (_launch.zeroing(scratch, self._zeroed, stream), product)
 
 
-def _kept(
-    known: dict[tuple[int, ...], tuple[Again, ...]], addresses: tuple[int, ...], made: tuple[Again, ...]
-) -> tuple[Again, ...]:
-    if len(known) >= MAX_KNOWN:
-        known.clear()  # another thread that launches from there holds what it took
-    known[addresses] = made
-    return made
-
-
-MAKERS: dict[type, Callable[[Any, int], Launch]] = {ScheduleCall: Schedule, ProductCall: Product, RowsCall: Rows}
+MAKERS: dict[type, Callable[[Any, int], Launches]] = {ScheduleCall: Schedule, ProductCall: Product, RowsCall: Rows}
 
 
 def _table_shape(rows: int, groups: int, device: int) -> _table.TableShape:
     return _table.table_shape(groups, rows, _heuristics.block_shape(rows, groups, _device.info(device).arch))
 
 
-def prepare(line: bytes, kind: type, device: int) -> Launch:
+def prepare(kind: type, line: bytes, device: int) -> Launches:
     """Compiles and loads what the call `line` launches on a device; found again by the execute stage."""
-    made: Launch = MAKERS[kind](_wire.parsed(line, kind), device)
+    made: Launches = MAKERS[kind](_wire.parsed(line, kind), device)
     _call.keep(_ready, (line, device), made, MAX_READY)
     return made
 
@@ -125,33 +104,35 @@ def instantiate(kind: type) -> Callable[[int], None]:
         line = _abi.attribute(frame)
         for device in _local_devices():
             if (line, device) not in _ready:
-                prepare(line, kind, device)
+                prepare(kind, line, device)
 
     return body
 
 
-def execute(kind: type) -> Callable[[int], None]:
-    current = None
+def _which() -> Callable[[], int]:
+    """What tells the current device: nobody need be asked where there is one."""
+    if _device.count() == 1:
+        return itertools.repeat(0).__next__
+    found: Callable[[], int] = _device.import_cupy().cuda.runtime.getDevice
+    return found
 
-    def body(frame: int) -> None:
-        nonlocal current
-        if current is None:
-            current = _device.import_cupy().cuda.runtime.getDevice
-        line, device = _abi.attribute(frame), current()
-        launch = _ready.get((line, device)) or prepare(line, kind, device)
-        launch(_abi.stream(frame), _abi.arguments(frame), _abi.results(frame))
 
-    return body
+KINDS: dict[str, type] = {
+    _wire.SCHEDULE_TARGET: ScheduleCall,
+    **dict.fromkeys(_wire.PRODUCT_TARGET.values(), ProductCall),
+    **dict.fromkeys(_row_wire.TARGET.values(), RowsCall),
+}
+
+
+def executing(kind: type) -> Callable[[int], int]:
+    return execute(_ready, functools.partial(prepare, kind), _which)
 
 
 def handlers() -> dict[str, dict[str, Any]]:
     """C functions of both stages by target. Kept for ever by `register`."""
-    kinds: dict[str, type] = dict.fromkeys(_wire.TARGETS, ProductCall)
-    kinds[_wire.SCHEDULE_TARGET] = ScheduleCall
-    kinds |= dict.fromkeys(_row_wire.TARGET.values(), RowsCall)
     return {
-        target: {"instantiate": _abi.handler(instantiate(kind)), "execute": _abi.handler(execute(kind))}
-        for target, kind in kinds.items()
+        target: {"instantiate": _abi.handler(instantiate(kind)), "execute": _abi.Handler(executing(kind))}
+        for target, kind in KINDS.items()
     }
 
 
