@@ -221,8 +221,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "held stage shared by warpgroups": (
         "sm90/grouped_mm.cuh",
-        "ring[ring.weights] + warpgroup * kHalves * kBlockBytes",
-        "ring[ring.weights]",
+        "units[ring.weights] + warpgroup * kHalves * kBlockBytes",
+        "units[ring.weights]",
     ),
     "no turns": (
         "sm90/grouped_mm_wgrad_pingpong.cuh",

@@ -13,15 +13,14 @@ inline constexpr int kTileSlots = 2;          // tiles announced ahead
 inline constexpr int kTileBytes = 32;         // most bytes of a tile's description
 inline constexpr int kStagedLines = 64;       // 128-byte lines of one staging buffer of a warpgroup
 inline constexpr int kStagedBytes = kStagedLines * 128;
-inline constexpr int kStagingBuffers = 1;   // of a warpgroup, besides what it borrows from the load ring
 inline constexpr int kScratchBytes = 1024;  // for the warp that hands out tiles
 
-// Ring, staging of the consumers, barriers, ring positions, announced tiles, scratch, rounded up; HopperStorage must
-// fit.
+// Ring, a staging buffer of each consumer, barriers, ring positions, announced tiles, scratch, rounded up;
+// HopperStorage must fit.
 constexpr int hopper_shared_bytes(int units, int consumers) {
     const int barriers = (2 * kStageSlots + 2 * kTileSlots + 1) * 8;
     const int small = barriers + 2 * (kStageSlots + 1) * 4 + kTileSlots * kTileBytes + kScratchBytes;
-    return (units * kUnitBytes + consumers * kStagingBuffers * kStagedBytes + small + 1023) / 1024 * 1024;
+    return (units * kUnitBytes + consumers * kStagedBytes + small + 1023) / 1024 * 1024;
 }
 
 // Ragged tensor maps (cupy_gmm/_tensormap.py has the arithmetic): coordinates {column, kRagged - (end - row), end,
@@ -34,7 +33,7 @@ struct HopperRowsConfig {
     int columns;      // of a wide tile; a narrow one has half of them
     int wide_tokens;  // most tokens of a wide tile
     int tokens;       // most tokens of a narrow one
-    int ring;         // units of the load ring
+    int ring;         // units of the load ring of a kernel with one staging buffer a warpgroup
 
     // Of a thread, once its role is known: 24 + 2 * 240 <= 168 * 3.
     static constexpr int producer_registers() { return 24; }
@@ -44,6 +43,10 @@ struct HopperRowsConfig {
     constexpr int narrow_columns() const { return columns / 2; }
     constexpr int accumulators() const { return wide_tokens > tokens / 2 ? wide_tokens : tokens / 2; }
     constexpr int shared_bytes() const { return hopper_shared_bytes(ring, consumers()); }
+    // Further staging buffers take the end of the ring.
+    constexpr int ring_units(int staging) const {
+        return ring - (staging - 1) * consumers() * (kStagedBytes / kUnitBytes);
+    }
 
     constexpr bool legal() const {
         return columns == 256 && wide_tokens % 16 == 0 && wide_tokens <= 208 && tokens % 16 == 0 && tokens <= 256 &&
@@ -62,8 +65,8 @@ template <HopperRowsConfig kCfg, class Tile>
 struct HopperStorage {
     static_assert(sizeof(Tile) <= kTileBytes && sizeof(Tile) % 4 == 0, "see kTileBytes");
 
-    alignas(1024) char ring[kCfg.ring][kUnitBytes];
-    alignas(1024) char staged[kCfg.consumers()][kStagingBuffers][kStagedBytes];
+    // The load ring, then the staging buffers of each warpgroup.
+    alignas(1024) char units[kCfg.ring + kCfg.consumers() * (kStagedBytes / kUnitBytes)][kUnitBytes];
     u64 loaded[kStageSlots];
     u64 consumed[kStageSlots];
     u64 announced[kTileSlots];

@@ -22,17 +22,20 @@ enum class Store {
     kElements,  // any type, strides and alignment
 };
 
+// Of a warpgroup; for boxes it borrows more from the load ring.
+constexpr int staging_buffers(Store store) { return store == Store::kBoxes ? 1 : 2; }
+
 // Out: element of y, for boxes. kHalves: blocks of 64 columns that a warpgroup holds, one after the other; kTokens:
 // most tokens of the tile.
 template <class Out, Store kStore, int kHalves, int kTokens>
 struct HopperEpilogue {
-    static constexpr int kPlainTokens = 16 * kStagingBuffers;  // tokens staged as float32 at a time
+    static constexpr int kPlainTokens = 32;     // tokens staged as float32 at a time
     static constexpr int kPlainPitch = 64 + 4;  // floats: the four rows that a quad writes fall into different banks
-    static_assert(kPlainTokens * kPlainPitch * 4 <= kStagingBuffers * kStagedBytes, "float32 staging");
+    static_assert(kPlainTokens * kPlainPitch * 4 <= staging_buffers(Store::kElements) * kStagedBytes);
 
     const TensorMap* map;  // of y, ragged
     const Params& p;
-    char* staged;  // kStagingBuffers of kStagedBytes
+    char* staged;  // its staging buffers
     char* held;    // kHalves more, for boxes
     int warpgroup;
     const RowTile& tile;
@@ -49,7 +52,7 @@ struct HopperEpilogue {
     __device__ __forceinline__ int first_column(int half) const { return tile.col + (warpgroup * kHalves + half) * 64; }
     __device__ __forceinline__ void meet() const { named_barrier_sync(1 + warpgroup, 128); }
 
-    static constexpr int kBuffers = kStagingBuffers + kHalves;
+    static constexpr int kBuffers = staging_buffers(Store::kBoxes) + kHalves;
     __device__ __forceinline__ u32 buffer(int nth) const {
         const int at = nth % kBuffers;
         return shared_address(at < kHalves ? held : staged) + (at < kHalves ? at : at - kHalves) * kStagedBytes;

@@ -44,10 +44,13 @@ __device__ __forceinline__ StageExtent stage_extent(const RowTile& tile) {
     return {static_cast<u32>(columns_of<kCfg>(tile)) / 16, static_cast<u32>(tile.rows + 15) / 16};
 }
 
-template <Layout kWLayout, HopperRowsConfig kCfg>
+template <HopperRowsConfig kCfg, Store kStore>
+inline constexpr int kRingUnits = kCfg.ring_units(staging_buffers(kStore));
+
+template <Layout kWLayout, Store kStore, HopperRowsConfig kCfg>
 __device__ void load_weights(const HopperParams& h, const Barriers<kCfg>& barriers) {
     const auto steps = [&](const RowTile& tile) { return forward_steps(h.p, tile); };
-    produce<true>(barriers, steps, stage_extent<kCfg>, [&](const RowTile& tile, int step, u32 barrier, u32 target) {
+    const auto load = [&](const RowTile& tile, int step, u32 barrier, u32 target) {
         if (!tile.has_product(h.p.groups)) return mbarrier_arrive(barrier);
         const int columns = columns_of<kCfg>(tile);
         const TensorMap* map = &h.w[columns == kCfg.columns];
@@ -66,42 +69,45 @@ __device__ void load_weights(const HopperParams& h, const Barriers<kCfg>& barrie
                             policy);
             }
         }
-    });
+    };
+    produce<true, kRingUnits<kCfg, kStore>>(barriers, steps, stage_extent<kCfg>, load);
 }
 
-template <HopperRowsConfig kCfg>
+template <Store kStore, HopperRowsConfig kCfg>
 __device__ void load_tokens(const HopperParams& h, const Barriers<kCfg>& barriers) {
     const auto steps = [&](const RowTile& tile) { return forward_steps(h.p, tile); };
-    produce<false>(barriers, steps, stage_extent<kCfg>, [&](const RowTile& tile, int step, u32 barrier, u32 target) {
+    const auto load = [&](const RowTile& tile, int step, u32 barrier, u32 target) {
         if (!tile.has_product(h.p.groups)) return mbarrier_arrive(barrier);
         const int sixteens = (tile.rows + 15) / 16;
         mbarrier_arrive_expect(barrier, sixteens * 16 * kLineBytes);
         tma_load_2d(target, &h.x[sixteens - 1], barrier, step * kTileK, tile.first_row);
-    });
+    };
+    produce<false, kRingUnits<kCfg, kStore>>(barriers, steps, stage_extent<kCfg>, load);
 }
 
 // kHalves: how many times 64 columns each warpgroup multiplies.
-template <class T, Layout kWLayout, Store kStore, int kHalves, int kTokens, HopperRowsConfig kCfg>
+template <class T, Layout kWLayout, Store kStore, int kHalves, int kTokens, class Ring, HopperRowsConfig kCfg>
 __device__ __forceinline__ void consume_tile(const HopperParams& h, const Barriers<kCfg>& barriers, int warpgroup,
-                                             const RowTile& tile, float* acc, StageRing<kCfg.ring>& ring) {
+                                             const RowTile& tile, float* acc, Ring& ring) {
     constexpr bool kHeld = kStore == Store::kBoxes;
-    const HopperMainloop<T, kWLayout == Layout::kMnMajor, kHeld, kTokens, kHalves, kCfg> mainloop{
+    const HopperMainloop<T, kWLayout == Layout::kMnMajor, kHeld, kTokens, kHalves, Ring, kCfg> mainloop{
         barriers, warpgroup, forward_steps(h.p, tile), stage_extent<kCfg>(tile)};
     if (tile.has_product(h.p.groups)) {
         mainloop.run(acc, tile.rows, ring);
     } else {
         mainloop.pass(ring);
     }
+    auto& units = barriers.storage.units;
+    char* const staged = units[kRingUnits<kCfg, kStore>] + warpgroup * staging_buffers(kStore) * kStagedBytes;
     // Of the held stage, the weights that only this warpgroup has read.
-    char* const held = barriers.storage.ring[ring.weights] + warpgroup * kHalves * kBlockBytes;
-    const HopperEpilogue<T, kStore, kHalves, kTokens> epilogue{&h.y, h.p,       barriers.storage.staged[warpgroup][0],
-                                                               held, warpgroup, tile};
+    char* const held = units[ring.weights] + warpgroup * kHalves * kBlockBytes;
+    const HopperEpilogue<T, kStore, kHalves, kTokens> epilogue{&h.y, h.p, staged, held, warpgroup, tile};
     epilogue.run(acc);
 }
 
 template <class T, Layout kWLayout, Store kStore, HopperRowsConfig kCfg>
 __device__ __forceinline__ void consume(const HopperParams& h, const Barriers<kCfg>& barriers, int warpgroup) {
-    StageRing<kCfg.ring> ring;
+    StageRing<kRingUnits<kCfg, kStore>> ring;
     float acc[kCfg.accumulators()];
     for (u32 nth = 0;; ++nth) {
         const RowTile& tile = await_tile(barriers, TileSlot(nth));
@@ -130,8 +136,8 @@ __device__ __forceinline__ void grouped_mm_sm90(const HopperParams& h) {
     if (warpgroup == 0) {
         setmaxnreg_dec<kCfg.producer_registers()>();
         const int warp = static_cast<int>(threadIdx.x) / 32;
-        if (warp == 0 && lane_id() == 0) load_weights<kWLayout>(h, barriers);
-        if (warp == 1 && lane_id() == 0) load_tokens(h, barriers);
+        if (warp == 0 && lane_id() == 0) load_weights<kWLayout, kStore>(h, barriers);
+        if (warp == 1 && lane_id() == 0) load_tokens<kStore>(h, barriers);
         if (warp == 2 && lane_id() == 0) {
             RowQueue<kCfg> queue(h.p, *reinterpret_cast<RowTicket*>(barriers.storage.scratch));
             announce_queue(barriers, queue);

@@ -4,6 +4,7 @@
 
 #include "../operand.cuh"
 #include "../pipeline.cuh"
+#include "../ptx/misc.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "config.cuh"
@@ -14,7 +15,7 @@ namespace cupy_gmm {
 // kMTransposed: the weights are MN-major in shared memory, in blocks of 64 k lines by 64 mn; tokens are K-major.
 // kHalves: blocks of 64 rows that the warpgroup multiplies; the accumulators of each begin at a multiple of kMostN / 2.
 // kHeld: the last stage of a tile is released only with the first one of the next: until then it serves as staging.
-template <class T, bool kMTransposed, bool kHeld, int kMostN, int kHalves, HopperRowsConfig kCfg>
+template <class T, bool kMTransposed, bool kHeld, int kMostN, int kHalves, class Ring, HopperRowsConfig kCfg>
 struct HopperMainloop {
     // From one 16 k to the next, in descriptor units of 16 bytes: 16 lines, or 32 bytes along a line.
     static constexpr u64 kMStep = kMTransposed ? 16 * kLineBytes / 16 : 32 / 16;
@@ -30,7 +31,7 @@ struct HopperMainloop {
     static constexpr int next(int n) { return n + (kHalves == 2 || n >= 192 ? 16 : n == 16 ? 48 : 32); }
 
     template <int kN = 16>
-    __device__ __forceinline__ void run(float* acc, int n, StageRing<kCfg.ring>& ring) const {
+    __device__ __forceinline__ void run(float* acc, int n, Ring& ring) const {
         if constexpr (kN < kMostN) {
             if (n > kN) {
                 run<next(kN)>(acc, n, ring);
@@ -41,12 +42,14 @@ struct HopperMainloop {
     }
 
     template <int kN>
-    __device__ __forceinline__ void loop(float* acc, StageRing<kCfg.ring>& ring) const {
+    __device__ __forceinline__ void loop(float* acc, Ring& ring) const {
+        // Not kept in a register from before the loop over tiles, of which there are none to spare.
+        const u32 mine = static_cast<u32>(forgotten(warpgroup) * kHalves * kBlockBytes);
         for (int step = 0; step < steps; ++step) {
             wait_for(barriers.loaded(ring.slot()), ring.phase());
             const u32 tokens = barriers.ring() + ring.place(extent) * kUnitBytes;
             const u32 weights = barriers.ring() + ring.weights * kUnitBytes;
-            const u64 m = wgmma_descriptor(weights + warpgroup * kHalves * kBlockBytes, 0, 8 * kLineBytes);
+            const u64 m = wgmma_descriptor(weights + mine, 0, 8 * kLineBytes);
             const u64 n = wgmma_descriptor(tokens, 0, 8 * kLineBytes);
             wgmma_fence();
 #pragma unroll
@@ -67,7 +70,7 @@ struct HopperMainloop {
     }
 
     // A tile without a product has one stage, which holds nothing.
-    __device__ __forceinline__ void pass(StageRing<kCfg.ring>& ring) const {
+    __device__ __forceinline__ void pass(Ring& ring) const {
         wait_for(barriers.loaded(ring.slot()), ring.phase());
         ring.place(extent);
         if (kHeld) release_one_before(ring, true);
@@ -77,7 +80,7 @@ struct HopperMainloop {
 
    private:
     // The stage before has been read: by products, or, where it was the last one of a tile, by stores.
-    __device__ __forceinline__ void release_one_before(const StageRing<kCfg.ring>& ring, bool stored) const {
+    __device__ __forceinline__ void release_one_before(const Ring& ring, bool stored) const {
         if (ring.nth == 0 || lane_id() != 0) return;
         if (stored && threadIdx.x % 128 == 0) tma_store_wait_read<0>();
         mbarrier_arrive(barriers.consumed(static_cast<int>((ring.nth - 1) % kStageSlots)));

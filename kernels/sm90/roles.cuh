@@ -30,7 +30,7 @@ template <HopperRowsConfig kCfg>
 struct Barriers {
     HopperStorage<kCfg, RowTile>& storage;
 
-    __device__ u32 ring() const { return shared_address(storage.ring); }
+    __device__ u32 ring() const { return shared_address(storage.units); }
     __device__ u32 loaded(int slot) const { return shared_address(&storage.loaded[slot]); }
     __device__ u32 consumed(int slot) const { return shared_address(&storage.consumed[slot]); }
     __device__ u32 announced(int slot) const { return shared_address(&storage.announced[slot]); }
@@ -71,11 +71,11 @@ __device__ void announce_queue(const Barriers<kCfg>& barriers, const Queue& queu
 
 // A loading thread: body(tile, step, barrier, address) for each of steps_of(tile) stages of every tile, one at
 // least, of extent_of(tile) each. The one for the weights claims.
-template <bool kWeights, HopperRowsConfig kCfg, class Steps, class Extent, class Body>
+template <bool kWeights, int kUnits, HopperRowsConfig kCfg, class Steps, class Extent, class Body>
 __device__ __forceinline__ void produce(const Barriers<kCfg>& barriers, const Steps& steps_of, const Extent& extent_of,
                                         const Body& body) {
     LoadState& state = barriers.storage.loading[kWeights];
-    LoadRing<kWeights, kCfg.ring> ring(state.starts);
+    LoadRing<kWeights, kUnits> ring(state.starts);
     for (state.tiles = 0;; ++state.tiles) {
         const TileSlot at(state.tiles);
         wait_for(barriers.announced(at.slot()), at.phase());
