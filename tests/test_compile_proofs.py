@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from bench import ingest
 from cupy_gmm import _compile, _device, _plan, _variants
 from cupy_gmm._config import CONFIGS
 
@@ -28,6 +29,14 @@ def test_no_spills_no_local_memory(name: str, arch: str) -> None:
         assert used.stack_bytes == 0, f"{symbol} for {arch} has a stack of {used.stack_bytes} bytes"
         assert used.registers <= MAX_REGISTERS
     assert not re.search(r"\bC75\d\d\b", cubin.log), cubin.log
+
+
+def test_what_measures_an_sm() -> None:
+    """`bench.ingest` needs a GPU; its kernel and the argument that it packs are looked at here."""
+    used = _compile.compile_source(ingest.text(), ingest.ARCH, ingest.SOURCE.name).resources[ingest.SYMBOL]
+    assert (used.spill_bytes, used.stack_bytes) == (0, 0)
+    assert used.static_smem + ingest.PLACES * ingest.PIECE_BYTES <= _device.SMEM_LIMIT["sm_90"]
+    assert ingest.PARAMS.size <= 320  # sizeof, of which the last bytes are padding
 
 
 @pytest.mark.parametrize("symbol,arch", [pair for pair in SHIPPED if pair[0] in PRODUCTS])
