@@ -3,8 +3,9 @@
 Under load the card lowers its clock until it draws its power limit, and a number taken before that is up to a quarter
 too good. So a large product runs for a second before the rounds of a problem, and again before every timed run: each
 contender has the same neighbour, whoever comes before it and however little power it draws itself. Then a buffer
-larger than the L2 is read: not written, or its last lines would go to memory on the contender's time. Meanwhile the host is far ahead, so that launch gaps do not count. The order is drawn
-anew in each round. Nothing waits between rounds. Medians are compared by ratio.
+larger than the L2 is read: not written, or its last lines would go to memory on the contender's time. Meanwhile the
+host is far ahead, so that launch gaps do not count. The order is drawn anew in each round. Nothing waits between
+rounds. Medians are compared by ratio.
 """
 
 import dataclasses
