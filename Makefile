@@ -24,7 +24,7 @@ ready = @$(BOOTSTRAP) tools/setup_env.py venv .venv --extras $(2)$(more)
 endif
 
 CLANG_FORMAT = $(PY) -c "from clang_format import clang_format; clang_format()"
-CUDA_FILES = $(shell find kernels tests/shim -name '*.cuh' -o -name '*.cu' -o -name '*.h' -o -name '*.cpp' | sort)
+CUDA_FILES = $(shell find kernels bench tests/shim -name '*.cuh' -o -name '*.cu' -o -name '*.h' -o -name '*.cpp' | sort)
 
 .PHONY: help demo test gpu lint format check bench bench-gpu clean
 .DEFAULT_GOAL := help
