@@ -2,7 +2,8 @@
 
 The tickets of `kernels/sm90/row_queue.cuh` are handed to as many CTAs as there are SMs. A tile takes the longest of its
 products on the tensor cores, of its bytes at the rate of whoever loads them, and of all its bytes at the rate of both,
-and a store that nothing hides. Printed is the time of the products, spread evenly, over that of the launch: limit /
+and a store that nothing hides. That the L2 serves all SMs at these rates at once is assumed; it does not serve all of
+them at the highest. Printed is the time of the products, spread evenly, over that of the launch: limit /
 ours, where the limit is a dense product. `bench/notes/0008-hopper-forward-memory.md` compares it with measured numbers.
 """
 
@@ -17,12 +18,13 @@ from rich.table import Table
 
 from bench import shapes
 from bench.shapes import Problem
-from cupy_gmm import _config, _heuristics, reference
+from cupy_gmm import _config, _heuristics, _table, reference
 
 FMA_PER_CLOCK = 2048  # of the tensor cores of an SM, bf16
 TILE_K = 64
 STORE_CLOCKS = 1200, 8  # of a tile: in all, and for each token of 256 columns
-TURNS = 1  # wide tiles of a CTA that are handed out in halves at the end
+SPLIT_PER_CTA = 1  # kSplitPerCta
+NUM_BLOCKS, LONG_BLOCKS = 0, 8  # words of the table's header: kNumBlocks, kLongBlocks
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,17 +59,17 @@ def tiles(problem: Problem, ctas: int) -> Iterator[list[tuple[int, int]]]:
     config = next(each for each in _config.configs_of(_config.GROUPED_MM) if isinstance(each, _config.HopperRowsConfig))
     shape, narrow = _heuristics.HOPPER_BLOCKS, config.columns // 2
     table = reference.schedule(np.cumsum(problem.counts), problem.rows, 0, problem.groups, *shape)
-    first = 16 + -(-(2 * problem.groups + 1) // 4) * 4
-    blocks, longs = table[first : first + 4 * table[0]].reshape(-1, 4), int(table[8])
+    extents = _table.table_shape(problem.groups, problem.rows, shape)
+    first = extents.words - 4 * extents.max_blocks
+    blocks, longs = table[first : first + 4 * table[NUM_BLOCKS]].reshape(-1, 4), int(table[LONG_BLOCKS])
     panel = _heuristics.panel_tiles(problem.n, config.columns)
     panels = -(-problem.n // (panel * config.columns))
     strips, long_strips = len(blocks) * panels, longs * panels
-    whole = strips * panel - TURNS * ctas
-    taken = 0
+    whole = strips * panel - SPLIT_PER_CTA * ctas
     for strip in range(strips):
-        is_long = -(-(strip + 1) * long_strips // strips) > taken
-        nth, among, start = (taken, longs, 0) if is_long else (strip - taken, len(blocks) - longs, longs)
-        taken += is_long
+        before = strip * long_strips // strips
+        is_long = (strip + 1) * long_strips // strips > before
+        nth, among, start = (before, longs, 0) if is_long else (strip - before, len(blocks) - longs, longs)
         rows = int(blocks[start + nth % among][3])
         for column in range(panel):
             left = problem.n - (nth // among * panel + column) * config.columns

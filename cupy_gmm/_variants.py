@@ -36,7 +36,6 @@ class Variant:
     def text(self) -> str:
         """The translation unit that NVRTC compiles."""
         config = self.config
-        fields = ", ".join(f".{name} = {value}" for name, value in config.fields().items())
         kernel, folder, suffix, params, operands = config.op, "", "", "Params", [self.a_layout, self.b_layout]
         stores: list[str] = []
         if isinstance(config, PingpongConfig):
@@ -49,12 +48,18 @@ class Variant:
         )
         return (
             _source.header_text(f"{folder}{kernel}.cuh")
-            + f"namespace {{ constexpr cupy_gmm::{config.struct} kCfg{{{fields}}}; }}\n"
+            + f"namespace {{ {constant(config, 'kCfg')} }}\n"
             + f"static_assert(kCfg.shared_bytes() == {config.shared_bytes});\n"
             + f'extern "C" __global__ void __launch_bounds__(kCfg.threads(), {config.min_ctas})\n'
             + f"{self.symbol}(const __grid_constant__ cupy_gmm::{params} p) {{\n"
             + f"    cupy_gmm::{kernel}{suffix}<{arguments}>(p);\n}}\n"
         )
+
+
+def constant(config: Config, name: str) -> str:
+    """C++ that declares `config` as a constant."""
+    fields = ", ".join(f".{field} = {value}" for field, value in config.fields().items())
+    return f"constexpr cupy_gmm::{config.struct} {name}{{{fields}}};"
 
 
 def layouts(config: Config) -> list[tuple[str, str]]:

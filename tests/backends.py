@@ -11,6 +11,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from tests import layouts
 
@@ -192,6 +193,12 @@ class CupyBackend(Backend):
 
     def synchronize(self) -> None:
         self.cupy.cuda.get_current_stream().synchronize()
+
+
+def two_gpus(seen: int) -> None:
+    """A skip where a framework sees fewer than two GPUs, which one machine in most does not have."""
+    if seen < 2:
+        pytest.skip(f"needs two GPUs: here is {seen}")
 
 
 @contextlib.contextmanager

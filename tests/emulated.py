@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cupy_gmm import _arrays, _params, _plan, _problem, _table, _tensormap, reference
+from cupy_gmm import _arrays, _params, _plan, _problem, _table, _tensormap, _variants, reference
 from cupy_gmm._config import CONFIGS, GROUPED_MM, TILE_K, WgmmaConfig
 from cupy_gmm._variants import K_MAJOR
 from tests import compilers
@@ -82,7 +82,7 @@ class Guarded:
 
 
 def lay_out(folder: Path) -> None:
-    """The kernels with the twins over their `ptx/`; the declaration of shared memory becomes a call."""
+    """The kernels with the twins over their `ptx/`, and their tuning points; shared memory is declared by a call."""
     shutil.copytree(ROOT / "kernels", folder)
     shutil.copytree(SHIM, folder, dirs_exist_ok=True)
     for name in ("grouped_mm", "grouped_mm_wgrad_pingpong"):
@@ -90,6 +90,8 @@ def lay_out(folder: Path) -> None:
         text = file.read_text()
         assert text.count(DECLARATION) == 1, f"{file} declares its shared memory in another way"
         file.write_text(text.replace(DECLARATION, "char* const shared = shared_memory();"))
+    for name, config in KERNELS.items():
+        (folder / f"{name}_config.h").write_text(f"static {_variants.constant(CONFIGS[config], 'kConfig')}\n")
 
 
 def compile_kernel(folder: Path, machine: Path, name: str) -> ctypes.CDLL:

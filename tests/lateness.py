@@ -3,6 +3,7 @@
 import os
 import struct
 import types
+from importlib.util import find_spec
 
 import pytest
 
@@ -92,6 +93,8 @@ def jax():
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     try:
         jax.devices("gpu")
-    except RuntimeError as error:
-        pytest.skip(f"this JAX is one for the CPU ({error})")
+    except RuntimeError:
+        if any(find_spec(f"jax_cuda{toolkit}_plugin") for toolkit in (12, 13)):
+            raise  # a JAX for CUDA that does not find the GPU is no reason to skip
+        pytest.skip("this JAX is one for the CPU: it has no CUDA plugin")
     return jax

@@ -255,11 +255,11 @@ def test_kept_results_can_be_printed_again(path, monkeypatch):
 
 @pytest.mark.parametrize("problem", shapes.PROBLEMS, ids=lambda problem: problem.name)
 def test_the_model_of_the_queue_hands_out_every_tile_once(problem):
-    """Columns times tokens, each block of rows rounded up to 16, whatever is handed out in halves."""
-    handed = sum(tokens * columns for ticket in queue_model.tiles(problem, 132) for tokens, columns in ticket)
-    split = [-(-count // 208) if count > 256 else 1 for count in problem.counts]
-    most = sum(count + 15 * parts for count, parts in zip(problem.counts, split, strict=True))
-    assert problem.rows * problem.n <= handed <= most * problem.n
+    """Columns times tokens, those of each group rounded up to 16, whatever is handed out in halves."""
+    tickets = list(queue_model.tiles(problem, 132))
+    handed = sum(tokens * columns for ticket in tickets for tokens, columns in ticket)
+    assert handed == sum(-(-count // 16) * 16 for count in problem.counts) * problem.n
+    assert all(len(ticket) == 1 and ticket[0][1] == 128 for ticket in tickets[-2 * 132 :])
 
 
 def test_the_model_of_the_queue_knows_what_bounds_a_tile():

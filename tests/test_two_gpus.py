@@ -14,7 +14,7 @@ import pytest
 import cupy_gmm
 from cupy_gmm import _call, _plan
 from cupy_gmm.errors import ArgumentError
-from tests import oracle
+from tests import backends, oracle
 from tests.backends import Backend
 from tests.jax_on_cpu import on_two_devices
 
@@ -139,8 +139,7 @@ BODIES = rows_shared_out, experts_shared_out, apart_from_each_other
 def test_jax(jax: Any, body: Callable[[Any], None]) -> None:
     """And the handlers were made ready on both devices, for the rows of one."""
     devices = jax.devices("gpu")[:2]
-    if len(devices) < 2:
-        pytest.skip("JAX has one GPU")
+    backends.two_gpus(len(devices))
     import cupy_gmm.jax  # noqa: F401
     from cupy_gmm.jax import _handler
 
@@ -190,8 +189,7 @@ class Side:
 
 @pytest.fixture
 def sides(gpu: Backend) -> tuple[Side, Side]:
-    if gpu.cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("one GPU")
+    backends.two_gpus(gpu.cupy.cuda.runtime.getDeviceCount())
     return Side(gpu, 0), Side(gpu, 1)
 
 

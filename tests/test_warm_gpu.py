@@ -14,7 +14,7 @@ import pytest
 import cupy_gmm
 from cupy_gmm import _call, _warm
 from cupy_gmm.errors import ArgumentError
-from tests import calls, layouts
+from tests import backends, calls, layouts
 from tests.backends import Backend
 from tests.calls import Case
 
@@ -321,8 +321,7 @@ def test_capture(gpu: Backend, ones: Callable[..., Any], taken: Callable[[], int
 
 def test_devices(gpu: Backend, ones: Callable[..., Any], taken: Callable[[], int]) -> None:
     cupy = gpu.cupy
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("one device")
+    backends.two_gpus(cupy.cuda.runtime.getDeviceCount())
     for _ in range(2):
         ones()
     taken()

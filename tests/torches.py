@@ -14,9 +14,11 @@ BF16 = torch.bfloat16
 
 
 def usable(name: str) -> str:
-    """The device of that name, or a skip: beside a GPU that CuPy sees, PyTorch may still be a build for the CPU."""
-    if name == "cuda" and not torch.cuda.is_available():
-        pytest.skip("this PyTorch sees no CUDA device: it is perhaps a build for the CPU")
+    """The device of that name. On a GPU that CuPy sees, PyTorch may still be a build for the CPU: then a skip."""
+    if name == "cuda":
+        if torch.version.cuda is None:
+            pytest.skip("this PyTorch is a build without CUDA")
+        assert torch.cuda.is_available(), "this PyTorch is a build for CUDA, and does not find the GPU that CuPy sees"
     return name
 
 

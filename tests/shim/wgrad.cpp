@@ -2,11 +2,9 @@
 #include "sm90/grouped_mm_wgrad_pingpong.cuh"
 
 #include "launch.h"
+#include "wgrad_config.h"  // kConfig, as the library has it
 
 using namespace cupy_gmm;
-
-static constexpr PingpongConfig kConfig{
-    .m = 128, .n = 192, .m_stages = 5, .n_stages = 4, .bundle = 4, .stored = 64, .front = 75};
 
 extern "C" size_t params_bytes() { return sizeof(PingpongParams); }
 
