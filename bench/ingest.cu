@@ -42,7 +42,7 @@ struct Ingest {
             if (i >= p.each) continue;
             mbarrier_arrive_expect(barrier(i, count), kPieceBytes);
             tma_load_3d(places + i % count * kPieceBytes, &p.loads, barrier(i, count), 0, piece(i) / 8 * 64,
-                        piece(i) % 8 * 4, cache_policy_evict_normal());
+                        piece(i) % 8 * 4);
         }
     }
 

@@ -17,7 +17,6 @@ struct RowTile {
     i32 col;
     i32 rows;  // -1: no tile is left
     i32 cols;
-    i32 is_long;  // Hopper: whether the group is as long as the mean
 
     __device__ __forceinline__ bool ended() const { return rows < 0; }
     // Whether there is something to multiply; rows without a group are zeros.
@@ -51,7 +50,7 @@ struct RowTiles {
     // Whatever the table holds, the tile lies inside the matrices. A part past its block's end has no rows.
     __device__ RowTile at(i32 ticket) const {
         const i32 row_tiles = num_blocks * parts;
-        if (ticket >= row_tiles * col_tiles) return {-1, 0, 0, -1, 0, 0};
+        if (ticket >= row_tiles * col_tiles) return {-1, 0, 0, -1, 0};
         const i32 which = ticket / (row_tiles * panel);
         const i32 rest = ticket - which * row_tiles * panel;
         const i32 width = col_tiles - which * panel < panel ? col_tiles - which * panel : panel;
@@ -60,12 +59,8 @@ struct RowTiles {
         const i32 col = (which * panel + rest % width) * tile_n;
         const i32 end_row = clamped(block.end_row, 0, rows);
         const i32 first_row = clamped(block.first_row, 0, end_row) + row_tile % parts * tile_m;
-        return {block.group,
-                first_row,
-                col,
-                clamped(end_row - first_row, 0, tile_m),
-                n - col < tile_n ? n - col : tile_n,
-                0};
+        return {block.group, first_row, col, clamped(end_row - first_row, 0, tile_m),
+                n - col < tile_n ? n - col : tile_n};
     }
 };
 

@@ -13,20 +13,6 @@ struct alignas(64) TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128, "CUtensorMap");
 
-// createpolicy.fractional.L2: how long the L2 keeps what a copy with this policy brings; evict_first: for what is read
-// once.
-__device__ __forceinline__ u64 cache_policy_evict_first() {
-    u64 policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-// The same, evict_normal: as without a policy.
-__device__ __forceinline__ u64 cache_policy_evict_normal() {
-    u64 policy;
-    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
 // cp.async.bulk.tensor.2d
 __device__ __forceinline__ void tma_load_2d(u32 shared, const TensorMap* map, u32 barrier, i32 c0, i32 c1) {
     asm volatile(
@@ -37,22 +23,21 @@ __device__ __forceinline__ void tma_load_2d(u32 shared, const TensorMap* map, u3
 }
 
 // cp.async.bulk.tensor.3d
-__device__ __forceinline__ void tma_load_3d(u32 shared, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
-                                            u64 policy) {
+__device__ __forceinline__ void tma_load_3d(u32 shared, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2) {
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, "
-        "%4, %5}], [%2], %6;" ::"r"(shared),
-        "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "l"(policy)
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+        "[%2];" ::"r"(shared),
+        "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2)
         : "memory");
 }
 
 // cp.async.bulk.tensor.4d
 __device__ __forceinline__ void tma_load_4d(u32 shared, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
-                                            i32 c3, u64 policy) {
+                                            i32 c3) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, "
-        "%4, %5, %6}], [%2], %7;" ::"r"(shared),
-        "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(policy)
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+        "[%2];" ::"r"(shared),
+        "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
         : "memory");
 }
 

@@ -55,18 +55,16 @@ __device__ void load_weights(const HopperParams& h, const Barriers<kCfg>& barrie
         const int columns = columns_of<kCfg>(tile);
         const TensorMap* map = &h.w[columns == kCfg.columns];
         mbarrier_arrive_expect(barrier, columns * kLineBytes);
-        // perf: a short group reads its weights once: they shall not take the place of what others read again
-        // (bench/notes/0006-hopper-wide-tiles.md).
-        const u64 policy = tile.is_long ? cache_policy_evict_normal() : cache_policy_evict_first();
+        // perf: without a cache policy: copies with evict_normal are not merged with those of neighbouring SMs
+        // (bench/notes/0009-what-an-sm-takes-in.md).
         if constexpr (kWLayout == Layout::kKMajor) {
-            tma_load_3d(target, map, barrier, step * kTileK, tile.col, tile.group, policy);
+            tma_load_3d(target, map, barrier, step * kTileK, tile.col, tile.group);
         } else if ((h.p.flags & kWholeColumnBlocks) != 0) {
-            tma_load_4d(target, map, barrier, 0, step * kTileK, tile.col / 64, tile.group, policy);
+            tma_load_4d(target, map, barrier, 0, step * kTileK, tile.col / 64, tile.group);
         } else {
 #pragma unroll 1
             for (int done = 0; done < columns; done += 64) {
-                tma_load_3d(target + done * kLineBytes, h.w, barrier, tile.col + done, step * kTileK, tile.group,
-                            policy);
+                tma_load_3d(target + done * kLineBytes, h.w, barrier, tile.col + done, step * kTileK, tile.group);
             }
         }
     };

@@ -99,7 +99,6 @@ struct RowQueue {
         const RowBlock& block =
             Schedule{p.schedule, p.schedule_groups}.blocks()[nth % in_list + (is_long ? 0 : mine.long_blocks)];
         tile.group = block.group;
-        tile.is_long = is_long;
         const i32 end_row = clamped(block.end_row, 0, p.rows);
         tile.first_row = clamped(block.first_row, 0, end_row);
         tile.rows = clamped(end_row - tile.first_row, 0, kCfg.tokens);

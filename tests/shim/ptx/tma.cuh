@@ -12,16 +12,13 @@ struct alignas(64) TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128, "CUtensorMap");
 
-inline u64 cache_policy_evict_first() { return 1; }
-inline u64 cache_policy_evict_normal() { return 0; }
-
 inline void tma_load_2d(u32 shared, const TensorMap* map, u32 barrier, i32 c0, i32 c1) {
     shim::copy_box(shared, map, barrier, 2, {c0, c1});
 }
-inline void tma_load_3d(u32 shared, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2, u64) {
+inline void tma_load_3d(u32 shared, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2) {
     shim::copy_box(shared, map, barrier, 3, {c0, c1, c2});
 }
-inline void tma_load_4d(u32 shared, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2, i32 c3, u64) {
+inline void tma_load_4d(u32 shared, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2, i32 c3) {
     shim::copy_box(shared, map, barrier, 4, {c0, c1, c2, c3});
 }
 
