@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bench import clocks, queue_model, report, shapes
+from bench import clocks, report, shapes
 from bench.shapes import Problem
 
 RESULTS = Path(__file__).resolve().parent.parent / "bench" / "results"
@@ -248,29 +248,3 @@ def test_kept_results_can_be_printed_again(path, monkeypatch):
     for record in document["records"]:
         assert record["problem"] in shown.getvalue()
         assert np.isclose(report.ratio(record, "limit"), record["limit_us"] / record["ours_us"])
-
-
-# ---- what bounds the forward, predicted
-
-
-@pytest.mark.parametrize("problem", shapes.PROBLEMS, ids=lambda problem: problem.name)
-def test_the_model_of_the_queue_hands_out_every_tile_once(problem):
-    """Columns times tokens, those of each group rounded up to 16, whatever is handed out in halves."""
-    tickets = list(queue_model.tiles(problem, 132))
-    handed = sum(tokens * columns for ticket in tickets for tokens, columns in ticket)
-    assert handed == sum(-(-count // 16) * 16 for count in problem.counts) * problem.n
-    assert all(len(ticket) == 1 and ticket[0][1] == 128 for ticket in tickets[-2 * 132 :])
-
-
-def test_the_model_of_the_queue_knows_what_bounds_a_tile():
-    loads = queue_model.Loads(engine=50, threads=70, both=90)
-    assert loads.clocks(64, 256, wide=True) == (64 + 256) * 128 / 50
-    tokens = queue_model.Loads(engine=50, threads=70, both=90, tokens_by_threads=True)
-    assert tokens.clocks(64, 256, wide=True) == 256 * 128 / 50
-    assert tokens.clocks(640, 256, wide=True) == max(640 * 128 / 70, 896 * 128 / 90)
-    half = queue_model.Loads(engine=50, threads=70, both=90, tokens_by_threads=True, short=64)
-    assert half.clocks(64, 256, wide=True) == max(128 * 128 / 50, (128 + 64) * 128 / 70, 320 * 128 / 90)
-    assert half.clocks(80, 256, wide=True) == tokens.clocks(80, 256, wide=True)
-    hot = shapes.problem("hot")
-    found = [queue_model.efficiency(hot, each) for each in (loads, tokens, half)]
-    assert 0 < found[0] < found[1] < found[2] < 1
