@@ -172,7 +172,6 @@ class PingpongConfig(_OnHopper):
         m_stages: Slots of the load ring of x.
         n_stages: Slots of that of dy.
         bundle: Most tiles that are handed out together and share their columns of dy.
-        stored: Rows that the copy engine writes at a time: 16 for each warp, 64 for a warpgroup.
         front: Percent of the CTAs that begin with the longest groups; the others begin with the shortest.
     """
 
@@ -182,7 +181,6 @@ class PingpongConfig(_OnHopper):
     m_stages: int
     n_stages: int
     bundle: int
-    stored: int
     front: int
 
     op = WGRAD
@@ -208,7 +206,7 @@ class PingpongConfig(_OnHopper):
 
     def fields(self) -> dict[str, int]:
         """The fields that the CUDA struct has, by name."""
-        return {name: getattr(self, name) for name in ("m", "n", "m_stages", "n_stages", "bundle", "stored", "front")}
+        return {name: getattr(self, name) for name in ("m", "n", "m_stages", "n_stages", "bundle", "front")}
 
 
 WgmmaConfig = HopperRowsConfig | PingpongConfig
@@ -224,7 +222,7 @@ CONFIGS: dict[str, Config] = {
         TileConfig("any-128x64", GROUPED_MM, 128, 64, 2, 2, 2, 2, 2),
         HopperRowsConfig("hopper-256x208", 256, 208, 256, 104),
         # perf: bench/notes/0007-hopper-wgrad-pingpong.md
-        PingpongConfig("hopper-wgrad-pingpong-128x192", 128, 192, 5, 4, 4, 64, 75),
+        PingpongConfig("hopper-wgrad-pingpong-128x192", 128, 192, 5, 4, 4, 75),
         TileConfig("wgrad-128x128", WGRAD, 128, 128, 2, 2, 3, 2, 16),
         TileConfig("wgrad-64x64", WGRAD, 64, 64, 2, 2, 4, 2, 16),
         TileConfig("wgrad-any-64x64", WGRAD, 64, 64, 2, 2, 2, 2, 2),

@@ -181,7 +181,7 @@ def can_store(problem: Problem) -> bool:
     if problem.op == GROUPED_MM:
         walked = problem.rows <= 1 or 0 < row < MAX_RAGGED_STRIDE_BYTES
         return problem.out_dtype == problem.dtype and problem.rows < RAGGED and walked
-    steps = ((problem.groups, group), (problem.k, row))
+    steps = ((problem.groups, group), (problem.k, 16 * row))  # boxes count sixteens of rows
     return problem.out_dtype in ("bfloat16", "float16") and all(
         extent <= 1 or 0 < step < MAX_STRIDE_BYTES for extent, step in steps
     )
@@ -207,12 +207,12 @@ def _wgrad_maps(problem: Problem, config: PingpongConfig) -> Maps:
         return Maps((x_shape,), tuple(dy_shapes), left_first=True, absent=2)
     k, n = problem.k, problem.n
     group, row, _ = problem.c_strides
-    strides = (_stride(k, row), 64 * ELEMENT_BYTES, _stride(problem.groups, group))
-    extents = (64, k, n // 64, problem.groups) if whole else (n, k, 1, problem.groups)
-    c_shapes = (
-        MapShape(problem.out_dtype, extents, strides, (64, config.stored, width // 64 if whole else 1, 1))
-        for width in widths
-    )
+    steps, next_group = (_stride(k, row), 64 * ELEMENT_BYTES), _stride(problem.groups, group)
+    if whole:  # eight of every sixteen rows of half a tile, and all of its columns
+        extents, strides = (64, 16, k // 16, n // 64, problem.groups), (steps[0], 16 * steps[0], steps[1], next_group)
+        c_shapes = [MapShape(problem.out_dtype, extents, strides, (64, 8, 4, width // 64, 1)) for width in widths]
+    else:  # eight rows of 64 columns
+        c_shapes = [MapShape(problem.out_dtype, (n, k, 1, problem.groups), (*steps, next_group), (64, 8, 1, 1))] * 2
     return Maps((x_shape,), tuple(dy_shapes), tuple(c_shapes), left_first=True)
 
 

@@ -178,7 +178,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "tokens placed past the end of the ring": (
         "sm90/stage_ring.cuh",
-        "const u32 tokens = fit(extent.tokens);",
+        "const u32 tokens = placed<kUnits>(at, extent.tokens);",
         "const u32 tokens = at;",
     ),
     "stage released early": (
@@ -280,8 +280,19 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "narrowed tile loaded in wide boxes": ("sm90/pingpong_roles.cuh", "&h.b[tile.cols < kCfg.n ? 1 : 0]", "&h.b[0]"),
     "staging filled before it has left": (
         "sm90/pingpong_epilogue.cuh",
-        "if (issues()) tma_store_wait_read<0>();  // the",
+        "if (issues()) tma_store_wait_read<1>();  // the",
         "//",
+    ),
+    "staging filled before the box before the last one has left": (
+        "sm90/pingpong_epilogue.cuh",
+        "tma_store_wait_read<1>();",
+        "tma_store_wait_read<2>();",
+    ),
+    "always the first eight rows stored": ("sm90/pingpong_epilogue.cuh", "box, 0, eight * 8, down", "box, 0, 0, down"),
+    "eight rows stored after their sixteen": (
+        "sm90/pingpong_epilogue.cuh",
+        "down + at % 4 * 16 + eight * 8",
+        "down + at % 4 * 16",
     ),
     "box stored before all have written it": (
         "sm90/pingpong_epilogue.cuh",

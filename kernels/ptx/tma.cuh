@@ -58,6 +58,13 @@ __device__ __forceinline__ void tma_store_4d(const TensorMap* map, u32 shared, i
                  : "memory");
 }
 
+// cp.async.bulk.tensor.5d, shared -> global
+__device__ __forceinline__ void tma_store_5d(const TensorMap* map, u32 shared, i32 c0, i32 c1, i32 c2, i32 c3, i32 c4) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+                 "r"(shared), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+                 : "memory");
+}
+
 // cp.async.bulk.commit_group: the stores of this thread so far are a group.
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 

@@ -90,7 +90,6 @@ struct PingpongConfig {
     int m_stages;  // slots of the m side's load ring
     int n_stages;  // slots of the n side's
     int bundle;    // most tiles of a bundle
-    int stored;    // rows that the copy engine writes at a time: 16 for each warp, 64 for a warpgroup
     int front;     // percent of the CTAs that begin with the longest groups; the others begin with the shortest
 
     // Of a thread, once its role is known: 40 + 2 * 232 <= 168 * 3.
@@ -101,7 +100,7 @@ struct PingpongConfig {
     constexpr int m_bytes() const { return m * kTileK * kElementBytes; }
     constexpr int n_bytes() const { return n * kTileK * kElementBytes; }
 
-    constexpr int staged_bytes() const { return 64 * n * kElementBytes; }  // of a warpgroup
+    constexpr int staged_bytes() const { return 2 * 32 * n * kElementBytes; }  // of a warpgroup: two boxes
 
     // Rings, staging, barriers, announced tiles, scratch, rounded up; PingpongStorage must fit.
     constexpr int shared_bytes() const {
@@ -113,7 +112,7 @@ struct PingpongConfig {
 
     constexpr bool legal() const {
         return m == 128 && (n == 128 || n == 192) && m_stages >= 2 && n_stages >= 2 && bundle >= 1 && bundle <= 16 &&
-               (stored == 16 || stored == 64) && front >= 1 && front <= 100 && shared_bytes() <= 232448;
+               front >= 1 && front <= 100 && shared_bytes() <= 232448;
     }
 };
 

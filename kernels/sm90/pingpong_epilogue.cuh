@@ -1,5 +1,5 @@
 // Accumulators of one warpgroup -> its tile of a group's weight gradient. 16-bit results with 16-byte access go through
-// shared memory, from where the copy engine takes 64 rows at a time; float32 and everything else goes straight from
+// shared memory, from where the copy engine takes 32 rows at a time; float32 and everything else goes straight from
 // registers.
 #pragma once
 
@@ -84,9 +84,9 @@ struct PingpongEpilogue {
                           {acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]});
         }
         fence_device();
-        meet_all();
+        meet();
         if (thread() == 0) arrived = atomic_add(h.p.tickets + kTicketWords + slot, 1);
-        meet_all();
+        meet();
         if (arrived != pieces - 1) return false;
         fence_device();
 #pragma unroll
@@ -128,49 +128,47 @@ struct PingpongEpilogue {
         });
     }
 
-    // Those that fill a box of staging: a warp with its 16 rows, or the warpgroup with 64.
-    __device__ __forceinline__ static bool issues() { return thread() % (kCfg.stored * 2) == 0; }
-    __device__ __forceinline__ static void meet_all() { named_barrier_sync(static_cast<int>(threadIdx.x / 128), 128); }
-    __device__ __forceinline__ static void meet() {
-        if constexpr (kCfg.stored == 64) {
-            meet_all();
-        } else {
-            warp_sync();
-        }
-    }
+    __device__ __forceinline__ static bool issues() { return thread() == 0; }
+    __device__ __forceinline__ static void meet() { named_barrier_sync(static_cast<int>(threadIdx.x / 128), 128); }
 
+    // perf: eight of every sixteen rows at a time, what the warps hold next to each other, and all columns: one buffer
+    // is filled while the other is read, and whole rows of the tile are written at once
+    // (bench/notes/0007-hopper-wgrad-pingpong.md).
     template <class Out>
     __device__ __forceinline__ void store_boxes(Accumulators acc) const {
-        constexpr int kBlockBytes = kCfg.stored * kLineBytes;  // of 64 columns
+        constexpr int kMatrixBytes = 8 * kLineBytes;   // eight rows of 64 columns
+        constexpr int kBlockBytes = 4 * kMatrixBytes;  // of the four warps
         const bool whole = (h.p.flags & kWholeColumnBlocks) != 0;
         const TensorMap* const map = &h.c[cols < kCfg.n ? 1 : 0];
         const int lane = lane_id();
-        const int first_row = thread() / (kCfg.stored * 2) * 16;  // of the box
-        const u32 box = shared_address(staged) + first_row * kCfg.n * kElementBytes;
-        // Matrices: rows 0-7 and 8-15 of this warp's 16, of columns 0-7, then of columns 8-15.
-        const int line = thread() / 32 * 16 - first_row + lane % 16;
-        const u32 own_line = box + line * kLineBytes;
+        const u32 own_line = shared_address(staged) + thread() / 32 * kMatrixBytes + lane % 8 * kLineBytes;
 #pragma unroll
-        for (int half = 0; half < kCfg.m / 64; ++half) {
-            if (issues()) tma_store_wait_read<0>();  // the box before has left
+        for (int piece = 0; piece < kCfg.m / 32; ++piece) {
+            const int half = piece / 2;
+            const int eight = piece % 2;
+            const u32 buffer = piece % 2 * (kCfg.staged_bytes() / 2);
+            if (issues()) tma_store_wait_read<1>();  // the box before the last one has left
             meet();
 #pragma unroll
-            for (int right = 0; right < kCfg.n; right += 16) {
-                const float* d = acc + half * kHalf + right / 2;
-                const u32 chunk = (right % 64 / 8 + lane / 16) ^ (line % 8);
-                stmatrix_x4(own_line + right / 64 * kBlockBytes + chunk * kChunkBytes, Convert<Out>::pack(d[0], d[1]),
-                            Convert<Out>::pack(d[2], d[3]), Convert<Out>::pack(d[4], d[5]),
-                            Convert<Out>::pack(d[6], d[7]));
+            for (int right = 0; right < kCfg.n; right += 32) {
+                const float* d = acc + half * kHalf + right / 2 + eight * 2;
+                const u32 chunk = (right % 64 / 8 + lane / 8) ^ (lane % 8);
+                stmatrix_x4(own_line + buffer + right / 64 * kBlockBytes + chunk * kChunkBytes,
+                            Convert<Out>::pack(d[0], d[1]), Convert<Out>::pack(d[4], d[5]),
+                            Convert<Out>::pack(d[8], d[9]), Convert<Out>::pack(d[12], d[13]));
             }
             fence_proxy_async();
             meet();
-            const int down = row + half * 64 + first_row;
             if (issues()) {
+                const u32 box = shared_address(staged) + buffer;
+                const i32 down = row + half * 64;
                 if (whole) {
-                    tma_store_4d(map, box, 0, down, col / 64, group);
+                    tma_store_5d(map, box, 0, eight * 8, down / 16, col / 64, group);
                 } else {
-                    for (int right = 0; right < cols; right += 64) {
-                        tma_store_4d(map, box + right / 64 * kBlockBytes, col + right, down, 0, group);
+#pragma unroll 1
+                    for (int at = 0; at < cols / 64 * 4; ++at) {
+                        tma_store_4d(map, box + at * kMatrixBytes, col + at / 4 * 64, down + at % 4 * 16 + eight * 8, 0,
+                                     group);
                     }
                 }
                 tma_store_commit();

@@ -12,7 +12,7 @@ namespace cupy_gmm {
 
 // Ragged tensor maps (see kRagged) whose last coordinate counts blocks of 64 columns, so that one copy takes all that a
 // stage needs (kWholeColumnBlocks; else 64 columns). For b and c: wide tiles, narrow tiles. Boxes of
-// c, if there are any (kBoxStore): coordinates {0, row, column / 64, group}, or {column, row, 0, group}.
+// c, if there are any (kBoxStore): coordinates {0, row % 16, row / 16, column / 64, group}, or {column, row, 0, group}.
 struct PingpongParams {
     TensorMap a;
     TensorMap b[2];

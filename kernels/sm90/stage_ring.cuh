@@ -15,7 +15,13 @@ struct StageExtent {
     u32 tokens;
 };
 
-// kUnits: of the ring. An operand lies in one piece: where it would pass the end, it begins at the start.
+// Where `units` go that follow what ends at `at`, in a ring of kUnits. An operand lies in one piece: where it would
+// pass the end, it begins at the start.
+template <int kUnits>
+__device__ __forceinline__ u32 placed(u32 at, u32 units) {
+    return at + units > kUnits ? 0 : at;
+}
+
 template <int kUnits>
 struct StageRing {
     u32 nth = 0;      // stages before this one
@@ -27,16 +33,13 @@ struct StageRing {
 
     // Of this stage: places the weights, then the tokens, and returns where those begin.
     __device__ __forceinline__ u32 place(const StageExtent& extent) {
-        weights = fit(extent.weights);
+        weights = placed<kUnits>(at, extent.weights);
         at = weights + extent.weights;
-        const u32 tokens = fit(extent.tokens);
+        const u32 tokens = placed<kUnits>(at, extent.tokens);
         at = tokens + extent.tokens;
         return tokens;
     }
     __device__ __forceinline__ void advance() { ++nth; }
-
-   private:
-    __device__ __forceinline__ u32 fit(u32 units) const { return at + units > kUnits ? 0 : at; }
 };
 
 // The view of the thread that loads one operand. What is to be waited for is found out beforehand: as soon as the place
@@ -73,9 +76,8 @@ struct LoadRing {
 
    private:
     __device__ __forceinline__ u32 place(u32 units) {
-        const bool wraps = at + units > kUnits;
-        const u32 found = wraps ? 0 : at;
-        begin += units + (wraps ? kUnits - at : 0);
+        const u32 found = placed<kUnits>(at, units);
+        begin += units + (found == at ? 0 : kUnits - at);
         at = found + units;
         return found;
     }

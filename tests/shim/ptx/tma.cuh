@@ -28,6 +28,9 @@ inline void tma_load_5d(u32 shared, const TensorMap* map, u32 barrier, i32 c0, i
 inline void tma_store_4d(const TensorMap* map, u32 shared, i32 c0, i32 c1, i32 c2, i32 c3) {
     shim::store_box(shared, map, 4, {c0, c1, c2, c3});
 }
+inline void tma_store_5d(const TensorMap* map, u32 shared, i32 c0, i32 c1, i32 c2, i32 c3, i32 c4) {
+    shim::store_box(shared, map, 5, {c0, c1, c2, c3, c4});
+}
 inline void tma_store_commit() { shim::store_commit(); }
 template <int kPending>
 void tma_store_wait_read() {
