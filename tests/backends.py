@@ -195,6 +195,13 @@ class CupyBackend(Backend):
         self.cupy.cuda.get_current_stream().synchronize()
 
 
+def use_first_gpu() -> None:
+    """Makes it current in this thread."""
+    import cupy
+
+    cupy.cuda.runtime.setDevice(0)
+
+
 def two_gpus(seen: int) -> None:
     """A skip where a framework sees fewer than two GPUs, which one machine in most does not have."""
     if seen < 2:

@@ -100,6 +100,13 @@ def backend(request: pytest.FixtureRequest) -> backends.Backend:
     return backends.make(request.param)
 
 
+@pytest.fixture(autouse=True)
+def first_gpu(request: pytest.FixtureRequest) -> None:
+    """XLA leaves the GPU that it used last current in the thread; what a test makes belongs on the first one."""
+    if request.node.get_closest_marker("gpu"):
+        backends.use_first_gpu()
+
+
 @pytest.fixture(scope="session")
 def gpu() -> backends.Backend:
     """CuPy only; the test carries the `gpu` marker itself."""

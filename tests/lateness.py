@@ -9,6 +9,7 @@ import pytest
 
 from cupy_gmm import _launch
 from cupy_gmm._arrays import locate
+from tests import backends
 
 COUNT = 1 << 20  # elements that every kernel treats
 SPIN_CYCLES = 100_000_000  # about 50 ms
@@ -97,4 +98,5 @@ def jax():
         if any(find_spec(f"jax_cuda{toolkit}_plugin") for toolkit in (12, 13)):
             raise  # a JAX for CUDA that does not find the GPU is no reason to skip
         pytest.skip("this JAX is one for the CPU: it has no CUDA plugin")
+    backends.use_first_gpu()  # once it has found the GPUs, XLA leaves the last one current
     return jax

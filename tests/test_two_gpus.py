@@ -5,7 +5,7 @@ What JAX does is written for any two devices, and runs on two of XLA's CPU platf
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -134,18 +134,9 @@ def apart_from_each_other(devices: Any) -> None:
 BODIES = rows_shared_out, experts_shared_out, apart_from_each_other
 
 
-@pytest.fixture
-def same_device_after(gpu: Backend) -> Iterator[None]:
-    """XLA leaves the device of its last program current in the calling thread; other tests expect the first one."""
-    runtime = gpu.cupy.cuda.runtime
-    before = runtime.getDevice()
-    yield
-    runtime.setDevice(before)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
-def test_jax(jax: Any, body: Callable[[Any], None], same_device_after: None) -> None:
+def test_jax(jax: Any, body: Callable[[Any], None]) -> None:
     """And the handlers were made ready on both devices, for the rows of one."""
     devices = jax.devices("gpu")[:2]
     backends.two_gpus(len(devices))
