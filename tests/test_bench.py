@@ -145,6 +145,12 @@ def test_clocks_are_optional(monkeypatch):
         assert sampler.during((0, time.time())) == {}
 
 
+def test_a_slow_call_of_the_host_gets_several_loads(torch):
+    from bench import timing
+
+    assert [timing.loads_for(seconds) for seconds in (0, 20e-6, 0.6e-3, 2.2e-3)] == [1, 1, 2, 5]
+
+
 # ---- a record, and what becomes of it
 
 
