@@ -39,7 +39,7 @@ def run(commit: str | None = None) -> dict[str, Any]:
         "kernels": _source.digest(),
         "device": device.name,
         "arch": device.arch,
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0],
         "driver_cuda": ".".join(map(str, device.driver_version)),
         "nvrtc": _nvrtc.version(),  # the toolkit that compiles the kernels
         "packages": packages(),
