@@ -57,13 +57,13 @@ class Skew:
 class Machine:
     """What the cost model knows of a GPU; the defaults are one hot H200, as measured.
 
-    `l2_tb_s` is what all SMs together take in from L2: 45 bytes a clock and SM x 132 SMs x 1.4 GHz.
+    `l2_tb_s` is what all SMs together take in from L2, each reading a part of its own (bench/results/ingest-h200.json).
     """
 
     sms: int = 132
     tflops: float = 650.0
     bandwidth_tb_s: float = 4.3
-    l2_tb_s: float = 8.3
+    l2_tb_s: float = 8.8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
