@@ -21,7 +21,7 @@ import torch
 
 FLUSH_BYTES = 256 << 20
 LOAD_EXTENT = 8192  # of the product that keeps the card hot: 1.1 TFLOP, 1.4 to 1.8 ms
-LOAD_SECONDS = 1e-3  # that one load surely lasts
+LOAD_MICROS = 1000  # that one load surely lasts
 HOT_SECONDS = 1.0
 FIRST_HOT_SECONDS = 3.0  # from cold: the temperature settles too
 
@@ -86,20 +86,9 @@ class Times:
         return (high - low) / 2 / middle
 
 
-def host_seconds(call: Callable[[], Any]) -> float:
-    """How long the host is busy with one call: the median of three, as a first one may compile."""
-    found = []
-    for _ in range(3):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - began)
-    return statistics.median(found)
-
-
-def loads_for(seconds: float) -> int:
-    """Loads before a call that keeps the host for `seconds`: they last twice as long, to be safe."""
-    return 1 + int(2 * seconds / LOAD_SECONDS)
+def loads_for(micros: float) -> int:
+    """Loads before a call that keeps the host for so long: they last twice as long, to be safe."""
+    return 1 + int(2 * micros / LOAD_MICROS)
 
 
 def interleaved(
@@ -116,7 +105,7 @@ def interleaved(
     for _ in range(warmup):
         for call in contenders.values():
             call()
-    loads = {name: loads_for(host_seconds(call)) for name, call in contenders.items()}
+    loads = {name: loads_for(host_micros(call, calls=1, repeats=3, warmup=0)) for name, call in contenders.items()}
     order, shuffled = list(contenders), random.Random(0)
     pairs: dict[str, list[tuple[Any, Any]]] = {name: [] for name in contenders}
     heat(seconds)
@@ -145,9 +134,9 @@ def copy_bandwidth() -> float:
     return 2 * source.numel() / (micros * 1e-6)
 
 
-def host_micros(call: Callable[[], Any], calls: int = 100, repeats: int = 25) -> float:
-    """Median host time of one call in microseconds; `call` must keep the device idle most of the time."""
-    for _ in range(20):
+def host_micros(call: Callable[[], Any], calls: int = 100, repeats: int = 25, warmup: int = 20) -> float:
+    """Median host time of one call in microseconds; `calls` in a row must leave the device idle most of the time."""
+    for _ in range(warmup):
         call()
     torch.cuda.synchronize()
     found = []

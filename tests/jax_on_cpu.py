@@ -29,7 +29,10 @@ def machine() -> Iterator[Any]:
 
 
 def since_06(why: str) -> None:
-    """Skips what no text of a test can ask of an older JAX, which `pyproject.toml` allows and CI does not have."""
+    """A skip where JAX is older, as `pyproject.toml` allows: what is asked it does not know in any words.
+
+    CI has a newer one, and its `--complete` makes this skip a failure.
+    """
     import jax
 
     if jax.__version_info__ < (0, 6):

@@ -1,4 +1,4 @@
-"""Kernels and fixtures of `test_arrays_gpu`: a copy on the stream of a Site, and ways to be late."""
+"""Fixtures of tests on a GPU: PyTorch and JAX that can use it, a copy on the stream of a Site, ways to be late."""
 
 import os
 import struct
@@ -82,6 +82,7 @@ def copied(run):
 
 @pytest.fixture(scope="module")
 def torch():
+    """PyTorch that can use the GPU: see `torches.usable`."""
     from tests import torches
 
     torches.usable("cuda")
@@ -90,6 +91,11 @@ def torch():
 
 @pytest.fixture(scope="module")
 def jax():
+    """JAX that can use the GPU.
+
+    Who has one may still have installed JAX for the CPU, as `pip install jax` does: then a skip, and only if no plugin
+    for CUDA is there. The log of `tests.gpu_run` lists every skip with its reason.
+    """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     try:

@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Texts of tests that run in a process of their own; no test of this suite skips by them.
 CASES = {
     "in a test": "def test_one():\n    pytest.skip('no compiler')\n",
     "in a fixture": "@pytest.fixture\ndef tool():\n    pytest.skip('no compiler')\n\ndef test_one(tool):\n    pass\n",

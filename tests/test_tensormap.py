@@ -4,10 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from cupy_gmm import _tensormap
+from cupy_gmm import _problem, _tensormap
+from cupy_gmm._arrays.site import View
+from cupy_gmm._config import CONFIGS, WGRAD, PingpongConfig
 from cupy_gmm._tensormap import MAP_BYTES, MapShape, Side
 from tests.backends import Backend
 
+PINGPONG = next(each for each in CONFIGS.values() if each.op == WGRAD and isinstance(each, PingpongConfig))
 SHAPES = tuple(MapShape("bfloat16", (64, 96), (128,), (64, rows)) for rows in (16, 32))
 
 
@@ -54,6 +57,29 @@ def test_addresses_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
     for address in range(0, 0x200, 16):
         assert side.encoded(address)[:8] == address.to_bytes(8, "little")
         assert len(side._known) <= 3
+
+
+@pytest.mark.parametrize("extents", [(64, 128), (72, 136)], ids=["whole blocks", "cut blocks"])
+def test_steps_that_a_map_cannot_take_are_stored_otherwise(extents: tuple[int, int]) -> None:
+    """Of a weight gradient, whose boxes count sixteens of rows: such a step, and one of groups, is below 2^40 bytes."""
+    k, n = extents
+    x, dy = (View(0, (100, width), (width, 1), "bfloat16", -1, False, None) for width in (k, n))
+    limit = (1 << 40) // 2  # elements
+    row_limit = limit // 16
+    for groups, group, row, stored in (
+        (1, k * n, n, True),
+        (1, k * row_limit, row_limit - 8, True),
+        (1, k * row_limit, row_limit, False),
+        (3, limit - 8, n, True),
+        (3, limit, n, False),
+    ):
+        out = View(0, (groups, k, n), (group, row, 1), "bfloat16", -1, False, None)
+        problem = _problem.weight_gradient(x, dy, out, None, groups, False)
+        assert problem.vector_store
+        assert _tensormap.can_store(problem) == stored, (group, row)
+        shapes = _tensormap.maps(problem, PINGPONG)._c._shapes
+        assert (len(shapes) > 0) == stored
+        assert all(step < 1 << 40 for shape in shapes for step in shape.strides)
 
 
 @pytest.mark.gpu

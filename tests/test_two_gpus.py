@@ -138,8 +138,9 @@ BODIES = rows_shared_out, experts_shared_out, apart_from_each_other
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_jax(jax: Any, body: Callable[[Any], None]) -> None:
     """And the handlers were made ready on both devices, for the rows of one."""
+    backends.two_gpus()
     devices = jax.devices("gpu")[:2]
-    backends.two_gpus(len(devices))
+    assert len(devices) == 2, "CUDA sees two GPUs and JAX does not"
     import cupy_gmm.jax  # noqa: F401
     from cupy_gmm.jax import _handler
 
@@ -189,7 +190,7 @@ class Side:
 
 @pytest.fixture
 def sides(gpu: Backend) -> tuple[Side, Side]:
-    backends.two_gpus(gpu.cupy.cuda.runtime.getDeviceCount())
+    backends.two_gpus()
     return Side(gpu, 0), Side(gpu, 1)
 
 

@@ -321,7 +321,7 @@ def test_capture(gpu: Backend, ones: Callable[..., Any], taken: Callable[[], int
 
 def test_devices(gpu: Backend, ones: Callable[..., Any], taken: Callable[[], int]) -> None:
     cupy = gpu.cupy
-    backends.two_gpus(cupy.cuda.runtime.getDeviceCount())
+    backends.two_gpus()
     for _ in range(2):
         ones()
     taken()

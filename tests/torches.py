@@ -14,7 +14,11 @@ BF16 = torch.bfloat16
 
 
 def usable(name: str) -> str:
-    """The device of that name. On a GPU that CuPy sees, PyTorch may still be a build for the CPU: then a skip."""
+    """The device of that name.
+
+    Who has a GPU may still have installed PyTorch for the CPU: then a skip, and only then: a build for CUDA that does
+    not find the GPU fails.
+    """
     if name == "cuda":
         if torch.version.cuda is None:
             pytest.skip("this PyTorch is a build without CUDA")
