@@ -71,8 +71,9 @@ class Fill:
 
 
 def fill(
-    shape: TableShape, stride: int, wide: bool, group_offset: int, num_groups: int, zeroed_words: int, device: int
-) -> Fill:
+    shape: TableShape, stride: int, wide: bool, group_offset: int, num_groups: int, zeroed_words: int, device: int,
+    sizes: bool = False,
+) -> Fill:  # fmt: skip
     """The launch for one kind of offsets, made once.
 
     Args:
@@ -83,14 +84,16 @@ def fill(
         num_groups: Groups with local weights, or UNKNOWN_GROUPS.
         zeroed_words: int32 words that the kernel zeroes besides.
         device: CUDA ordinal.
+        sizes: Whether the size of each group comes in place of its end offset.
     """
-    return _fill(shape.groups, shape.rows, shape.blocks, stride, wide, group_offset, num_groups, zeroed_words, device)
+    facts = stride, wide, group_offset, num_groups, zeroed_words, device, sizes
+    return _fill(shape.groups, shape.rows, shape.blocks, *facts)
 
 
 @functools.lru_cache(4096)
 def _fill(
     groups: int, rows: int, blocks: BlockShape, stride: int, wide: bool, group_offset: int, num_groups: int,
-    zeroed_words: int, device: int,
+    zeroed_words: int, device: int, sizes: bool,
 ) -> Fill:  # fmt: skip
     shape = table_shape(groups, rows, blocks)
     facts = SCHEDULE_FACTS.pack(
@@ -106,7 +109,7 @@ def _fill(
         zeroed_words,
         wide,
         blocks.by_length,
-        0,
+        sizes,
     )
     if groups > MAX_SHARED_GROUPS:
         function = _launch.unit_function(UNIT, "schedule_global", device)

@@ -94,7 +94,7 @@ struct Params {
 static_assert(sizeof(Params) == 168, "mirrored by cupy_gmm/_params.py");
 
 struct ScheduleParams {
-    const void* offs;         // (groups,) end offsets, int32 or int64
+    const void* offs;         // (groups,) end offsets or sizes, int32 or int64
     const i32* group_offset;  // or null: then `group_offset_value`
     i32* table;
     i32* zeroed;  // or null: words that the product after this kernel wants zero
@@ -109,8 +109,8 @@ struct ScheduleParams {
     i32 max_blocks;
     i32 zeroed_words;
     i32 offs_is_int64;
-    i32 by_length;  // groups by falling length, else by id
-    i32 reserved;
+    i32 by_length;       // groups by falling length, else by id
+    i32 offs_are_sizes;  // of groups: their running sum are the end offsets
 };
 static_assert(sizeof(ScheduleParams) == 88, "mirrored by cupy_gmm/_params.py");
 

@@ -1,4 +1,4 @@
-// offs -> the schedule table, on the device (layout: params.cuh). Called by cupy_gmm/_schedule.py.
+// offs, or sizes -> the schedule table, on the device (layout: params.cuh). Called by cupy_gmm/_schedule.py.
 // The table depends on the offsets and the shape of the blocks alone: not on K, N or the number of SMs.
 //
 //   schedule_shared   any number of CTAs; each scans all groups into its own shared memory (a few microseconds of
@@ -19,9 +19,12 @@ __device__ i64 load_integer(const void* base, i64 at, bool is_int64) {
     return is_int64 ? static_cast<const i64*>(base)[at] : static_cast<const i32*>(base)[at];
 }
 
-__device__ i64 raw_offset(const ScheduleParams& p, int group) {
+__device__ i64 given(const ScheduleParams& p, int group) {
     return load_integer(p.offs, static_cast<i64>(group) * p.offs_stride, p.offs_is_int64 != 0);
 }
+
+// A sum of sizes as an offset.
+__device__ i64 saturated(i64 sum) { return sum < kMinI32 ? kMinI32 : sum > kMaxI32 ? kMaxI32 : sum; }
 
 __device__ int parts_of(i32 length, i32 part) { return static_cast<int>((length + static_cast<i64>(part) - 1) / part); }
 
@@ -38,17 +41,27 @@ struct Totals {
 
 // bounds[0..groups] for all groups.
 __device__ Totals scan_groups(const ScheduleParams& p, i32* bounds, i32* warp_totals) {
+    __shared__ i64 warp_sums[kScheduleWarps];
+    i64 sum = 0;  // of sizes
     i32 last_end = 0;
     Totals totals{0, 0, 0};
     if (threadIdx.x == 0) bounds[0] = 0;
     for (int base = 0; base < p.groups; base += kScheduleThreads) {
         const int group = base + static_cast<int>(threadIdx.x);
+        i64 raw = group < p.groups ? given(p, group) : 0;
+        i64 before = 0;  // the same of the group before
+        if (p.offs_are_sizes != 0) {
+            const i64 total = block_scan<Sum, kScheduleWarps>(raw, sum, warp_sums);
+            before = saturated(total - raw);
+            raw = saturated(total);
+        } else if (group > 0 && group < p.groups) {
+            before = given(p, group - 1);
+        }
         i32 end = 0;
         if (group < p.groups) {
-            const i64 raw = raw_offset(p, group);
             if (raw < 0) totals.status |= kNegative;
             if (raw > p.rows) totals.status |= kBeyondRows;
-            if (group > 0 && raw < raw_offset(p, group - 1)) totals.status |= kDecreasing;
+            if (group > 0 && raw < before) totals.status |= kDecreasing;
             end = raw < 0 ? 0 : raw > p.rows ? p.rows : static_cast<i32>(raw);
         }
         end = block_scan<Max, kScheduleWarps>(end, last_end, warp_totals);
@@ -197,7 +210,7 @@ __device__ void sum_sizes(const SizesParams& p) {
         }
         const i64 end = block_scan<Sum, kScheduleWarps>(size, total, warp_totals);
         if (group < p.groups) {
-            p.offs[group] = static_cast<i32>(end < kMinI32 ? kMinI32 : end > kMaxI32 ? kMaxI32 : end);
+            p.offs[group] = static_cast<i32>(saturated(end));
         }
     }
 }

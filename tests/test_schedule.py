@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import cupy_gmm
-from cupy_gmm import reference
+from cupy_gmm import _device, _heuristics, _table, reference
+from cupy_gmm._params import UNKNOWN_GROUPS
+from cupy_gmm._table import TableShape
 from tests import calls, layouts, offsets, oracle
 from tests.backends import DTYPES, Backend
 from tests.calls import Case
@@ -18,9 +20,12 @@ def table_of(backend: Backend, schedule: cupy_gmm.Schedule) -> np.ndarray:
 
 
 def check_table(backend: Backend, schedule: cupy_gmm.Schedule, offs: np.ndarray, rows: int) -> None:
+    check_words(table_of(backend, schedule), schedule.shape, offs, rows)
+
+
+def check_words(table: np.ndarray, shape: TableShape, offs: np.ndarray, rows: int) -> None:
     """Word by word what the twin builds; words past the last block mean nothing."""
-    table = table_of(backend, schedule)
-    twin = reference.schedule(offs, rows, int(table[3]), None, *schedule.shape.blocks)
+    twin = reference.schedule(offs, rows, int(table[3]), None, *shape.blocks)
     meant = reference.HEADER_WORDS + -(-(2 * len(offs) + 1) // 4) * 4 + 4 * int(twin[0])
     assert table.dtype == np.int32
     assert table.size >= meant
@@ -45,6 +50,25 @@ def test_noise_in_any_number_of_groups(count: int, backend: Backend, rng: np.ran
         for offs in (np.sort(near), np.where(rng.random(count) < 0.1, noise, near), np.full(count, rows)):
             offs = offs.astype(np.int32)
             check_table(backend, cupy_gmm.make_schedule(backend.ints(offs), rows), offs, rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 7, 511, 512, 513, 6144, 30011])
+def test_sizes_in_place_of_offsets(count: int, gpu: Backend, rng: np.random.Generator) -> None:
+    """As the calls of XLA hand them over: the kernel sums them, in 64 bits, and a sum outside int32 saturates."""
+    cupy, rows = gpu.cupy, 70_003
+    shape = _table.table_shape(count, rows, _heuristics.block_shape(rows, count, _device.info(0).arch))
+    drawn = rng.multinomial(rows - 3, np.full(count, 1 / count))
+    huge = rng.integers(-(2**31), 2**31, count)
+    few = np.where(rng.random(count) < 0.1, -drawn, drawn)
+    for sizes in (drawn, few, huge, abs(huge), np.zeros(count)):
+        ends = np.clip(np.cumsum(sizes.astype(np.int64)), -(2**31), 2**31 - 1)
+        for dtype in (np.int32, np.int64):
+            given = cupy.asarray(sizes.astype(dtype))
+            table = cupy.full(shape.words, -1, np.int32)
+            fill = _table.fill(shape, 1, dtype == np.int64, 0, UNKNOWN_GROUPS, 0, 0, sizes=True)
+            fill.launch(cupy.cuda.get_current_stream().ptr, given.data.ptr, 0, table.data.ptr, 0)
+            check_words(gpu.get(table), shape, ends, rows)
 
 
 @pytest.mark.parametrize("name", layouts.GROUPS)

@@ -35,7 +35,7 @@ def repeated(launch: Callable[..., None]) -> Callable[..., Callable[[], None]]:
 
 
 class Machine:
-    """What was launched, in order: ("sum" | "fill" | "zero" | operation | kernel of rows, details)."""
+    """What was launched, in order: ("fill" | "zero" | operation | kernel of rows, details)."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, Any]] = []
@@ -50,15 +50,8 @@ class Machine:
 
     def enqueue(self, kernel: Any, stream: int, params: bytes) -> None:
         assert stream == STREAM
-        if kernel.handle != "offsets_of_sizes":
-            xla_rows.perform(kernel.handle, params)
-            self.log.append((kernel.handle, kernel))
-            return
-        sizes, offs, stride, groups, wide = _params.SIZES_PARAMS.unpack(params)
-        assert stride == (1 if groups > 1 else 0)
-        total = np.cumsum(at(sizes, (groups,), np.int64 if wide else np.int32), dtype=np.int64)
-        at(offs, (groups,), np.int32)[:] = np.clip(total, -(2**31), 2**31 - 1)
-        self.log.append(("sum", groups))
+        xla_rows.perform(kernel.handle, params)
+        self.log.append((kernel.handle, kernel))
 
     def zero(self, address: int, nbytes: int, stream: int) -> None:
         assert stream == STREAM
@@ -68,14 +61,17 @@ class Machine:
     # ---- in place of _table and _plan
 
     def fill(
-        self, shape: Any, stride: int, wide: bool, offset: int, num_groups: int, zeroed_words: int, device: int
-    ) -> Any:
+        self, shape: Any, stride: int, wide: bool, offset: int, num_groups: int, zeroed_words: int, device: int,
+        sizes: bool,
+    ) -> Any:  # fmt: skip
         assert (stride, num_groups, zeroed_words, device) == (1, _params.UNKNOWN_GROUPS, 0, DEVICE)
 
         def launch(stream: int, offs: int, group_offset: int, table: int, zeroed: int) -> None:
             assert (stream, zeroed) == (STREAM, 0)
             first = int(at(group_offset, (1,), np.int32)[0]) if group_offset else offset
             ends = at(offs, (shape.groups,), np.int64 if wide else np.int32)
+            if sizes:
+                ends = np.clip(np.cumsum(ends, dtype=np.int64), -(2**31), 2**31 - 1)
             at(table, (shape.words,), np.int32)[:] = reference.schedule(ends, shape.rows, first, None, *shape.blocks)
             self.log.append(("fill", first))
 

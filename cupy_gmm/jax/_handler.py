@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from .. import _call, _device, _heuristics, _launch, _plan, _table
-from .._params import SIZES_PARAMS, UNKNOWN_GROUPS
+from .._params import UNKNOWN_GROUPS
 from . import _abi, _counters, _row_wire, _wire
 from ._execute import Again, Launches, execute
 from ._row_handler import Rows
@@ -29,31 +29,21 @@ _device.forget_in_child(_ready.clear)
 
 
 class Schedule(Launches):
-    """The launches of one schedule call on one device."""
+    """The launch of one schedule call on one device."""
 
-    __slots__ = ("_fill", "_group_offset", "_sum", "_sum_facts", "_words")
+    __slots__ = ("_fill", "_group_offset")
 
     def __init__(self, call: ScheduleCall, device: int) -> None:
         super().__init__()
         shape = _table_shape(call.rows, call.groups, device)
-        wide = call.wide and not call.sizes
+        first = max(call.group_offset, 0)
         self._group_offset = call.group_offset < 0
-        self._fill = _table.fill(shape, 1, wide, max(call.group_offset, 0), UNKNOWN_GROUPS, 0, device)
-        self._sum = None
-        self._words = _wire.table_words(call.rows, call.groups)
-        if call.sizes:
-            function = _launch.unit_function(_table.UNIT, "offsets_of_sizes", device)
-            self._sum = _launch.Kernel(function.handle, (1, 1, 1), _table.THREADS, 0)
-            self._sum_facts = int(call.groups > 1), call.groups, call.wide
+        self._fill = _table.fill(shape, 1, call.wide, first, UNKNOWN_GROUPS, 0, device, call.sizes)
 
     def made(self, stream: int, operands: list[int], results: list[int]) -> tuple[Again, ...]:
-        offs, *group_offset = operands
+        given, *group_offset = operands
         (table,) = results
-        first: tuple[Again, ...] = ()
-        if self._sum is not None:
-            sizes, offs = offs, table + 4 * self._words
-            first = (_launch.ready(self._sum, stream, SIZES_PARAMS.pack(sizes, offs, *self._sum_facts)),)
-        return *first, self._fill.ready(stream, offs, group_offset[0] if self._group_offset else 0, table, 0)
+        return (self._fill.ready(stream, given, group_offset[0] if self._group_offset else 0, table, 0),)
 
 
 class Product(Launches):

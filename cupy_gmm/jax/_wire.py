@@ -43,8 +43,8 @@ class ScheduleCall:
 
     @property
     def words(self) -> int:
-        """int32 elements of the result: the table, and end offsets behind it when sizes came."""
-        return table_words(self.rows, self.groups) + (self.groups if self.sizes else 0)
+        """int32 elements of the result."""
+        return table_words(self.rows, self.groups)
 
 
 @dataclass(frozen=True, slots=True)
