@@ -158,14 +158,9 @@ import hashlib, json, sys
 import numpy as np, jax, jax.numpy as jnp
 import cupy_gmm.jax as face
 from cupy_gmm.jax import _handler
+from tests.handler_calls import counted
 
-called = {"fill": 0, "product": 0}
-for kind, name in ((_handler.Schedule, "fill"), (_handler.Product, "product")):
-    def counting(self, *rest, _inner=kind.made, _name=name):
-        def count():
-            called[_name] += 1
-        return count, *_inner(self, *rest)
-    kind.made = counting
+called = counted({"fill": _handler.Schedule, "product": _handler.Product})
 
 hits = []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if "cache_hit" in event else None)

@@ -176,14 +176,9 @@ import hashlib, json, sys
 import numpy as np, jax, jax.numpy as jnp
 import cupy_gmm.jax as face
 from cupy_gmm.jax import _handler
+from tests.handler_calls import counted
 
-called = {"rows": 0, "fill": 0, "product": 0}
-for kind, name in ((_handler.Rows, "rows"), (_handler.Schedule, "fill"), (_handler.Product, "product")):
-    def counting(self, *rest, _inner=kind.made, _name=name):
-        def count():
-            called[_name] += 1
-        return count, *_inner(self, *rest)
-    kind.made = counting
+called = counted({"rows": _handler.Rows, "fill": _handler.Schedule, "product": _handler.Product})
 
 rng = np.random.default_rng(7)
 bf16 = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)
