@@ -183,8 +183,18 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "stage released early": (
         "sm90/mainloop.cuh",
-        "(ring.nth - 1) % kStageSlots)));",
-        "ring.nth % kStageSlots)));",
+        "if (kHeld || step > 0) release_one_before(ring);",
+        "if (lane_id() == 0) mbarrier_arrive(barriers.consumed(ring.slot()));",
+    ),
+    "too few tokens multiplied": (
+        "sm90/mainloop.cuh",
+        "loop<nth_extent(kFirst)>(acc, ring);",
+        "loop<nth_extent(kFirst > 0 ? kFirst - 1 : 0)>(acc, ring);",
+    ),
+    "a sum begins with that of the tile before": (
+        "sm90/grouped_mm.cuh",
+        "for (int i = 0; i < kHalves * kTokens / 2; ++i) acc[i] = plain_zero();",
+        "for (int i = 1; i < kHalves * kTokens / 2; ++i) acc[i] = plain_zero();",
     ),
     "products not waited for": ("sm90/mainloop.cuh", "wgmma_wait<0>();", "wgmma_wait<1>();"),
     "k step of an MN-major operand": (
@@ -216,7 +226,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "held stage filled before it is stored": (
         "sm90/mainloop.cuh",
-        "if (stored && threadIdx.x % 128 == 0) tma_store_wait_read<0>();",
+        "if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();",
         "",
     ),
     "held stage shared by warpgroups": (
@@ -228,6 +238,28 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "sm90/grouped_mm_wgrad_pingpong.cuh",
         "wait_for(barriers.turn(warpgroup)",
         "if (false) wait_for(1024u",
+    ),
+    "a tile read after it is forgotten": (
+        "sm90/grouped_mm_wgrad_pingpong.cuh",
+        "const PingpongTile tile = barriers",
+        "const PingpongTile& tile = barriers",
+    ),
+    "a lane a round of the ring of x behind": (
+        "sm90/pingpong_roles.cuh",
+        "warp_sync();  // all lanes have seen the place free: once filled, two phases are told apart no more\n"
+        "            if (lane_id() == 0) {\n                load_columns(target, &h.a",
+        "if (lane_id() == 0) {\n                load_columns(target, &h.a",
+    ),
+    "a lane a round of the ring of dy behind": (
+        "sm90/pingpong_roles.cuh",
+        "warp_sync();  // all lanes have seen the place free: once filled, two phases are told apart no more\n"
+        "            if (lane_id() == 0) {\n                load_columns(target, map",
+        "if (lane_id() == 0) {\n                load_columns(target, map",
+    ),
+    "a gradient begins with that of the tile before": (
+        "sm90/grouped_mm_wgrad_pingpong.cuh",
+        "for (int i = 0; i < kCfg.m * kCfg.n / 128; ++i) acc[i] = plain_zero();",
+        "for (int i = 1; i < kCfg.m * kCfg.n / 128; ++i) acc[i] = plain_zero();",
     ),
     "turn handed on while lanes wait for theirs": (
         "sm90/pingpong_mainloop.cuh",

@@ -18,8 +18,16 @@ __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x &
 
 // mov.b32: the same value, of which the compiler no longer knows where it is from: what follows from it is computed
 // where it stands instead of being kept in registers from before a loop.
-__device__ __forceinline__ int forgotten(int value) {
+__device__ __forceinline__ u32 forgotten(u32 value) {
     asm volatile("mov.b32 %0, %0;" : "+r"(value));
+    return value;
+}
+
+// mov.f32: a zero of which the compiler does not know that it is one. It would else clear each accumulator again
+// wherever paths meet that leave it untouched.
+__device__ __forceinline__ float plain_zero() {
+    float value;
+    asm volatile("mov.f32 %0, 0f00000000;" : "=f"(value));
     return value;
 }
 

@@ -60,9 +60,9 @@ struct HopperEpilogue {
 
     // One thread stores; the others go on with the other buffers meanwhile.
     __device__ __forceinline__ void run_matrices(const float* acc) const {
-        const int thread = forgotten(static_cast<int>(threadIdx.x)) % 128;
-        const int lane = thread % 32;
-        const int matrix = lane / 8;
+        const u32 thread = forgotten(threadIdx.x) % 128;
+        const u32 lane = thread % 32;
+        const u32 matrix = lane / 8;
         meet();  // the buffers may be filled: this thread has waited for the stores before, see HopperMainloop
 #pragma unroll
         for (int c = 0; c < (kTokens + kStagedLines - 1) / kStagedLines; ++c) {
@@ -71,12 +71,12 @@ struct HopperEpilogue {
             for (int half = 0; half < kHalves; ++half) {
                 const int nth = c * kHalves + half;
                 // Matrices: columns 0-7 and 8-15 of this warp's 16, of tokens 0-7, then of tokens 8-15.
-                const int column_chunk = thread / 32 * 2 + matrix % 2;
+                const u32 column_chunk = thread / 32 * 2 + matrix % 2;
 #pragma unroll
                 for (int group = 0; group < kStagedLines / 16; ++group) {
                     if (c * kStagedLines + group * 16 < kTokens) {
                         const float* d = acc + (half * kTokens + c * kStagedLines + group * 16) / 2;
-                        const int token = group * 16 + matrix / 2 * 8 + lane % 8;
+                        const u32 token = group * 16 + matrix / 2 * 8 + lane % 8;
                         stmatrix_x4_trans(buffer(nth) + swizzled(token, column_chunk), Convert<Out>::pack(d[0], d[1]),
                                           Convert<Out>::pack(d[2], d[3]), Convert<Out>::pack(d[4], d[5]),
                                           Convert<Out>::pack(d[6], d[7]));
@@ -99,7 +99,7 @@ struct HopperEpilogue {
     // The code that stores stands there once: unrolled it would take most of the compile.
     __device__ __forceinline__ void run_plain(const float* acc) const {
         constexpr int kSteps = (kTokens + kPlainTokens - 1) / kPlainTokens * kHalves;
-        const int thread = forgotten(static_cast<int>(threadIdx.x)) % 128;
+        const int thread = static_cast<int>(forgotten(threadIdx.x) % 128);
         float* floats = reinterpret_cast<float*>(staged);
 #pragma unroll 1
         for (int step = 0; step < kSteps && step / kHalves * kPlainTokens < tile.rows; ++step) {

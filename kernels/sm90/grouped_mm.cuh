@@ -83,11 +83,14 @@ __device__ void load_tokens(const HopperParams& h, const Barriers<kCfg>& barrier
     produce<false, kRingUnits<kCfg, kStore>>(barriers, steps, stage_extent<kCfg>, load);
 }
 
-// kHalves: how many times 64 columns each warpgroup multiplies.
-template <class T, Layout kWLayout, Store kStore, int kHalves, int kTokens, class Ring, HopperRowsConfig kCfg>
+// Multiplies a tile, calls between() and stores it. kHalves: how many times 64 columns each warpgroup multiplies.
+template <class T, Layout kWLayout, Store kStore, int kHalves, int kTokens, class Between, class Ring,
+          HopperRowsConfig kCfg>
 __device__ __forceinline__ void consume_tile(const HopperParams& h, const Barriers<kCfg>& barriers, int warpgroup,
-                                             const RowTile& tile, float* acc, Ring& ring) {
+                                             const RowTile& tile, const Between& between, float* acc, Ring& ring) {
     constexpr bool kHeld = kStore == Store::kBoxes;
+#pragma unroll
+    for (int i = 0; i < kHalves * kTokens / 2; ++i) acc[i] = plain_zero();
     const HopperMainloop<T, kWLayout == Layout::kMnMajor, kHeld, kTokens, kHalves, Ring, kCfg> mainloop{
         barriers, warpgroup, forward_steps(h.p, tile), stage_extent<kCfg>(tile)};
     if (tile.has_product(h.p.groups)) {
@@ -95,6 +98,7 @@ __device__ __forceinline__ void consume_tile(const HopperParams& h, const Barrie
     } else {
         mainloop.pass(ring);
     }
+    between();
     auto& units = barriers.storage.units;
     char* const staged = units[kRingUnits<kCfg, kStore>] + warpgroup * staging_buffers(kStore) * kStagedBytes;
     // Of the held stage, the weights that only this warpgroup has read.
@@ -107,19 +111,32 @@ template <class T, Layout kWLayout, Store kStore, HopperRowsConfig kCfg>
 __device__ __forceinline__ void consume(const HopperParams& h, const Barriers<kCfg>& barriers, int warpgroup) {
     StageRing<kRingUnits<kCfg, kStore>> ring;
     float acc[kCfg.accumulators()];
-    for (u32 nth = 0;; ++nth) {
-        const RowTile& tile = await_tile(barriers, TileSlot(nth));
-        if (tile.ended()) break;
-#pragma unroll
-        for (int i = 0; i < kCfg.accumulators(); ++i) acc[i] = 0.0f;
+    const auto consume_any = [&](const RowTile& tile, const auto& between) {
         if (tile.cols > kCfg.narrow_columns()) {
-            consume_tile<T, kWLayout, kStore, 2, kCfg.wide_tokens>(h, barriers, warpgroup, tile, acc, ring);
+            consume_tile<T, kWLayout, kStore, 2, kCfg.wide_tokens>(h, barriers, warpgroup, tile, between, acc, ring);
         } else {
-            consume_tile<T, kWLayout, kStore, 1, kCfg.tokens>(h, barriers, warpgroup, tile, acc, ring);
+            consume_tile<T, kWLayout, kStore, 1, kCfg.tokens>(h, barriers, warpgroup, tile, between, acc, ring);
         }
-        forget_tile(barriers, TileSlot(nth));
+    };
+    if constexpr (kStore == Store::kBoxes) {
+        // perf: the next tile is read before this one is stored, and what follows the stores waits for nothing
+        // (bench/notes/0010-between-two-tiles.md).
+        RowTile tile = take_tile(barriers, TileSlot(0));
+        for (u32 nth = 1; !tile.ended(); ++nth) {
+            RowTile next;
+            consume_any(tile, [&] { next = take_tile(barriers, TileSlot(nth)); });
+            tile = next;
+        }
+        tma_store_wait<0>();  // shared memory is read to the end
+    } else {
+        // A tile is read where it stands: there is no register to spare.
+        for (u32 nth = 0;; ++nth) {
+            const RowTile& tile = await_tile(barriers, TileSlot(nth));
+            if (tile.ended()) break;
+            consume_any(tile, [] {});
+            forget_tile(barriers, TileSlot(nth));
+        }
     }
-    tma_store_wait<0>();  // shared memory is read to the end
 }
 
 template <HopperRowsConfig kCfg, class T, Layout kWLayout, Store kStore>
@@ -128,12 +145,12 @@ __device__ __forceinline__ void grouped_mm_sm90(const HopperParams& h) {
     static_assert(sizeof(HopperStorage<kCfg, RowTile>) <= kCfg.shared_bytes(), "shared memory");
     alignas(1024) extern __shared__ char shared[];
     const Barriers<kCfg> barriers{*reinterpret_cast<HopperStorage<kCfg, RowTile>*>(shared)};
-    const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+    const int warp = warp_shfl(static_cast<int>(threadIdx.x) / 32, 0);  // so that the compiler knows: alike in the warp
+    const int warpgroup = warp / 4;
     if (threadIdx.x == 0) barriers.init();
     block_sync();
     if (warpgroup == 0) {
         setmaxnreg_dec<kCfg.producer_registers()>();
-        const int warp = static_cast<int>(threadIdx.x) / 32;
         if (warp == 0 && lane_id() == 0) load_weights<kWLayout, kStore>(h, barriers);
         if (warp == 1 && lane_id() == 0) load_tokens<kStore>(h, barriers);
         if (warp == 2 && lane_id() == 0) {

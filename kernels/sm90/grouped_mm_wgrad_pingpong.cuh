@@ -1,5 +1,5 @@
-// Weight gradient on Hopper, two tiles in flight: c[g] = a[rows of g]^T b[rows of g]. One producer warpgroup (a thread
-// each for a and b, a warp for the tickets), two consumer warpgroups that take tiles in turn: one multiplies while the
+// Weight gradient on Hopper, two tiles in flight: c[g] = a[rows of g]^T b[rows of g]. One producer warpgroup (a warp
+// each for a, b and the tickets), two consumer warpgroups that take tiles in turn: one multiplies while the
 // other stores. Tiles of a bundle share the columns of b, which a short group loads once. An empty group gets zeros, a
 // long one is cut into pieces as in ../grouped_mm_wgrad.cuh. Instantiated by cupy_gmm/_variants.py.
 #pragma once
@@ -34,10 +34,11 @@ __device__ __forceinline__ void consume_in_turn(const PingpongParams& h, const P
     for (u32 turn = 0;; ++turn) {
         const int slot = static_cast<int>(turn * 2 + warpgroup) % kPingpongSlots;
         wait_for(barriers.announced(slot), turn * 2 / kPingpongSlots & 1);
-        const PingpongTile& tile = barriers.storage.tile[slot];
+        const PingpongTile tile = barriers.storage.tile[slot];
+        mbarrier_arrive(barriers.forgotten(slot));
         if (tile.ended()) return PingpongEpilogue<kCfg>::finish();
 #pragma unroll
-        for (int i = 0; i < kCfg.m * kCfg.n / 128; ++i) acc[i] = 0.0f;
+        for (int i = 0; i < kCfg.m * kCfg.n / 128; ++i) acc[i] = plain_zero();
         PingpongMainloop<T, kCfg> mainloop{barriers,
                                            warpgroup,
                                            tile.rows(),
@@ -62,7 +63,6 @@ __device__ __forceinline__ void consume_in_turn(const PingpongParams& h, const P
                                               tile.piece,
                                               tile.pieces,
                                               tile.slot};
-        mbarrier_arrive(barriers.forgotten(slot));
         if (written) epilogue.run(acc);
     }
 }
@@ -97,8 +97,8 @@ __device__ __forceinline__ void grouped_mm_wgrad_pingpong_sm90(const PingpongPar
     block_sync();
     if (warpgroup == 0) {
         setmaxnreg_dec<kCfg.producer_registers()>();
-        if (warp == 0 && lane_id() == 0) load_m_side(h, barriers);
-        if (warp == 1 && lane_id() == 0) load_n_side(h, barriers);
+        if (warp == 0) load_m_side(h, barriers);
+        if (warp == 1) load_n_side(h, barriers);
         if (warp == 2) hand_out_bundles(h.p, barriers);
         if (warp == 3) report_status(h.p, 96);
     } else {

@@ -26,25 +26,35 @@ struct HopperMainloop {
     int steps;
     StageExtent extent;
 
-    // The extent of the n side is chosen outside of the loop over k. Products with one half are rarely short, so they
-    // come in fewer extents.
-    static constexpr int next(int n) { return n + (kHalves == 2 || n >= 192 ? 16 : n == 16 ? 48 : 32); }
+    // The extents of the n side that there are: products with one half are rarely short, so they come in fewer.
+    static constexpr int extent_after(int n) { return n + (kHalves == 2 || n >= 192 ? 16 : n == 16 ? 48 : 32); }
+    static constexpr int nth_extent(int nth) {
+        int n = 16;
+        for (; nth > 0; --nth) n = extent_after(n);
+        return n < kMostN ? n : kMostN;
+    }
+    static constexpr int extents() {
+        int count = 1;
+        while (nth_extent(count - 1) < kMostN) ++count;
+        return count;
+    }
 
-    template <int kN = 16>
+    // The extent is chosen outside of the loop over k, among those from kFirst to kLast: the first that n fits.
+    template <int kFirst = 0, int kLast = extents() - 1>
     __device__ __forceinline__ void run(float* acc, int n, Ring& ring) const {
-        if constexpr (kN < kMostN) {
-            if (n > kN) {
-                run<next(kN)>(acc, n, ring);
-                return;
-            }
+        constexpr int kMiddle = (kFirst + kLast) / 2;
+        if constexpr (kFirst == kLast) {
+            loop<nth_extent(kFirst)>(acc, ring);
+        } else if (n > nth_extent(kMiddle)) {
+            run<kMiddle + 1, kLast>(acc, n, ring);
+        } else {
+            run<kFirst, kMiddle>(acc, n, ring);
         }
-        loop<kN>(acc, ring);
     }
 
     template <int kN>
     __device__ __forceinline__ void loop(float* acc, Ring& ring) const {
-        // Not kept in a register from before the loop over tiles, of which there are none to spare.
-        const u32 mine = static_cast<u32>(forgotten(warpgroup) * kHalves * kBlockBytes);
+        const u32 mine = static_cast<u32>(warpgroup * kHalves * kBlockBytes);
         for (int step = 0; step < steps; ++step) {
             wait_for(barriers.loaded(ring.slot()), ring.phase());
             const u32 tokens = barriers.ring() + ring.place(extent) * kUnitBytes;
@@ -61,29 +71,35 @@ struct HopperMainloop {
                 }
             }
             wgmma_commit();
+            if (kHeld && step == 0) wait_for_stores();
             wgmma_wait<1>();
-            if (kHeld || step > 0) release_one_before(ring, step == 0);
-            ring.advance();
+            if (kHeld || step > 0) release_one_before(ring);
+            ring.advance(barriers.consumed(ring.slot()));
         }
         wgmma_wait<0>();
-        if (!kHeld) release_one_before(ring, false);
+        if (!kHeld) release_one_before(ring);
     }
 
     // A tile without a product has one stage, which holds nothing.
     __device__ __forceinline__ void pass(Ring& ring) const {
         wait_for(barriers.loaded(ring.slot()), ring.phase());
         ring.place(extent);
-        if (kHeld) release_one_before(ring, true);
-        ring.advance();
-        if (!kHeld) release_one_before(ring, false);
+        if (kHeld) {
+            wait_for_stores();
+            release_one_before(ring);
+        }
+        ring.advance(barriers.consumed(ring.slot()));
+        if (!kHeld) release_one_before(ring);
     }
 
    private:
-    // The stage before has been read: by products, or, where it was the last one of a tile, by stores.
-    __device__ __forceinline__ void release_one_before(const Ring& ring, bool stored) const {
-        if (ring.nth == 0 || lane_id() != 0) return;
-        if (stored && threadIdx.x % 128 == 0) tma_store_wait_read<0>();
-        mbarrier_arrive(barriers.consumed(static_cast<int>((ring.nth - 1) % kStageSlots)));
+    // Of the tile before: they read its last stage, where its result was staged.
+    __device__ __forceinline__ static void wait_for_stores() {
+        if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
+    }
+    // It has been read: by products, or, where it was the last one of a tile, by stores.
+    __device__ __forceinline__ static void release_one_before(const Ring& ring) {
+        if (lane_id() == 0 && ring.before != 0) mbarrier_arrive(ring.before);
     }
 };
 

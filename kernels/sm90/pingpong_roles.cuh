@@ -63,7 +63,7 @@ struct PingpongBarriers {
         }
         for (int s = 0; s < kPingpongSlots; ++s) {
             mbarrier_init(announced(s), 1);
-            mbarrier_init(forgotten(s), 2 + 128);  // all that read it
+            mbarrier_init(forgotten(s), 2 * 32 + 128);  // all that read it
         }
         mbarrier_init(claim(), 1);
         for (int w = 0; w < 2; ++w) mbarrier_init(turn(w), 4);
@@ -165,7 +165,8 @@ __device__ void announce_bundles(const Params& p, const PingpongBarriers<kCfg>& 
     }
 }
 
-// A loading thread: body(tile) for every tile.
+// A loading warp, of which one lane loads: with the others at its side the compiler knows that all it computes is alike
+// in the warp. body(tile) for every tile.
 template <PingpongConfig kCfg, class Body>
 __device__ __forceinline__ void for_each_announced(const PingpongBarriers<kCfg>& barriers, const Body& body) {
     for (RingPosition<kPingpongSlots> at;; at.advance()) {
@@ -177,7 +178,7 @@ __device__ __forceinline__ void for_each_announced(const PingpongBarriers<kCfg>&
     }
 }
 
-// The loading thread of the m side: every stage of every tile. It also says when the next ticket is due. What a copy
+// The loading warp of the m side: every stage of every tile. It also says when the next ticket is due. What a copy
 // needs is known before its stage is free.
 template <PingpongConfig kCfg>
 __device__ void load_m_side(const PingpongParams& h, const PingpongBarriers<kCfg>& barriers) {
@@ -186,21 +187,24 @@ __device__ void load_m_side(const PingpongParams& h, const PingpongBarriers<kCfg
     for_each_announced(barriers, [&](const PingpongTile& tile) {
         const int steps = tile.steps();
         const int claim_at = tile.arrivals == 1 ? -1 : steps > kClaimAhead ? steps - kClaimAhead : 0;
-        if (claim_at >= 0 && steps == 0) mbarrier_arrive(barriers.claim());
+        if (claim_at >= 0 && steps == 0 && lane_id() == 0) mbarrier_arrive(barriers.claim());
         i32 before_end = -tile.rows();
         for (int step = 0; step < steps; ++step) {
-            if (step == claim_at) mbarrier_arrive(barriers.claim());
+            if (step == claim_at && lane_id() == 0) mbarrier_arrive(barriers.claim());
             const u32 target = shared_address(barriers.storage.m_stage[ring.slot]);
             const u32 loaded = barriers.m_loaded(ring.slot);
             wait_for(barriers.m_consumed(ring.slot), ring.phase ^ 1);
-            load_columns(target, &h.a, loaded, whole, kCfg.m, tile.row, before_end, tile.end_row);
+            warp_sync();  // all lanes have seen the place free: once filled, two phases are told apart no more
+            if (lane_id() == 0) {
+                load_columns(target, &h.a, loaded, whole, kCfg.m, tile.row, before_end, tile.end_row);
+            }
             before_end += kTileK;
             ring.advance();
         }
     });
 }
 
-// The loading thread of the n side: once a bundle.
+// The loading warp of the n side: once a bundle.
 template <PingpongConfig kCfg>
 __device__ void load_n_side(const PingpongParams& h, const PingpongBarriers<kCfg>& barriers) {
     const bool whole = (h.p.flags & kWholeColumnBlocks) != 0;
@@ -213,7 +217,10 @@ __device__ void load_n_side(const PingpongParams& h, const PingpongBarriers<kCfg
             const u32 target = shared_address(barriers.storage.n_stage[ring.slot]);
             const u32 loaded = barriers.n_loaded(ring.slot);
             wait_for(barriers.n_consumed(ring.slot), ring.phase ^ 1);
-            load_columns(target, map, loaded, whole, tile.cols, tile.col, before_end, tile.end_row);
+            warp_sync();  // all lanes have seen the place free: once filled, two phases are told apart no more
+            if (lane_id() == 0) {
+                load_columns(target, map, loaded, whole, tile.cols, tile.col, before_end, tile.end_row);
+            }
             before_end += kTileK;
             ring.advance();
         }

@@ -96,7 +96,7 @@ __device__ __forceinline__ void produce(const Barriers<kCfg>& barriers, const St
     }
 }
 
-// A consumer thread: the announced tile, to be read where it stands until `forget_tile`, which spares the registers.
+// A consumer thread: the announced tile, to be read where it stands until `forget_tile`.
 template <HopperRowsConfig kCfg>
 __device__ __forceinline__ const RowTile& await_tile(const Barriers<kCfg>& barriers, const TileSlot& at) {
     wait_for(barriers.announced(at.slot()), at.phase());
@@ -107,6 +107,14 @@ __device__ __forceinline__ const RowTile& await_tile(const Barriers<kCfg>& barri
 template <HopperRowsConfig kCfg>
 __device__ __forceinline__ void forget_tile(const Barriers<kCfg>& barriers, const TileSlot& at) {
     mbarrier_arrive(barriers.forgotten(at.slot()));
+}
+
+// Both at once.
+template <HopperRowsConfig kCfg>
+__device__ __forceinline__ RowTile take_tile(const Barriers<kCfg>& barriers, const TileSlot& at) {
+    const RowTile tile = await_tile(barriers, at);
+    forget_tile(barriers, at);
+    return tile;
 }
 
 }  // namespace cupy_gmm

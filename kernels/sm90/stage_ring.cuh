@@ -27,6 +27,7 @@ struct StageRing {
     u32 nth = 0;      // stages before this one
     u32 at = 0;       // unit behind what was placed last
     u32 weights = 0;  // unit where the weights of this stage begin
+    u32 before = 0;   // the barrier that says that the stage before was consumed; 0: there is none
 
     __device__ __forceinline__ int slot() const { return static_cast<int>(nth % kStageSlots); }
     __device__ __forceinline__ u32 phase() const { return nth / kStageSlots & 1; }
@@ -39,7 +40,11 @@ struct StageRing {
         at = tokens + extent.tokens;
         return tokens;
     }
-    __device__ __forceinline__ void advance() { ++nth; }
+    // consumed: the barrier of this stage, by address.
+    __device__ __forceinline__ void advance(u32 consumed) {
+        before = consumed;
+        ++nth;
+    }
 };
 
 // The view of the thread that loads one operand. What is to be waited for is found out beforehand: as soon as the place

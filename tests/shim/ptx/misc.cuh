@@ -32,7 +32,8 @@ inline void fence_device() {}
 
 inline int lane_id() { return static_cast<int>(threadIdx.x & 31u); }
 
-inline int forgotten(int value) { return value; }
+inline u32 forgotten(u32 value) { return value; }
+inline float plain_zero() { return 0.0f; }
 
 inline u32 warp_ballot(bool predicate) {
     u32 all[32];
