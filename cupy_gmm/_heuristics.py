@@ -31,7 +31,7 @@ class BlockShape(NamedTuple):
 PORTABLE = ((24, BlockShape(16, 16, 16, False)), (96, BlockShape(64, 64, 32, False)))
 TALLEST = BlockShape(128, 128, 32, False)
 
-# wgmma takes any multiple of 16 tokens at no extra cost; the accumulators of 256 columns allow 208 of them.
+# wgmma takes any multiple of 8 tokens at no extra cost; the accumulators of 256 columns allow 208 of them.
 # perf: bench/notes/0006-hopper-wide-tiles.md
 HOPPER_BLOCKS = BlockShape(256, 208, 16, True)
 

@@ -35,6 +35,16 @@ def test_C45_weight_gradient_of_wide_experts(k: int, n: int, gpu: Backend, rng: 
         assert gpu.same(dw, expected), config
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_groups_of_every_length(dtype: str, gpu: Backend, rng: np.random.Generator) -> None:
+    """From 1 to 256 rows, which needs every extent that a tile may have."""
+    case = Case(Groups(tuple(range(1, 257)), 33000), (72, 264), dtype)
+    calls.mm(gpu, rng, case)
+    calls.mm(gpu, rng, case, w_layout=layouts.transposed)
+    calls.wgrad(gpu, rng, case)
+
+
 def test_C46_long_reductions_scaled(backend: Backend, rng: np.random.Generator) -> None:
     calls.wgrad(backend, rng, Case(Groups((14745,), 14745), (64, 96)))
     calls.wgrad(backend, rng, Case(Groups((3, 0, 9001, 70), 9100), (72, 40), out_dtype="float32"))

@@ -55,6 +55,7 @@ FORWARD = {
     "NaN in one group": Case((20, 60, 90), 90, 72, 40, nan_group=1, pad=8),
     "malformed offsets": Case((-5, 70, 30, 500), 90, 72, 40, k_major=True),
     "many CTAs": Case((30, 30, 61), 70, 72, 520, grid=5),
+    "every extent": Case(tuple(itertools.accumulate(range(7, 209, 8))), 2782, 72, 136, grid=3, output="padded"),
 }
 
 BACKWARD = {

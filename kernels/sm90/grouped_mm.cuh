@@ -1,5 +1,5 @@
 // Forward and input gradient on Hopper: weights on the 64-row side of wgmma, tokens on its other side, so a row block
-// of any multiple of 16 tokens costs just its tokens. One producer warpgroup (a thread each for w, x and the tickets),
+// costs just its tokens, rounded up to one of many extents. One producer warpgroup (a thread each for w, x, tickets),
 // two consumer warpgroups of 64 weight columns each (narrow tile) or twice 64 (wide tile). Persistent. Instantiated by
 // cupy_gmm/_variants.py.
 #pragma once
@@ -148,15 +148,17 @@ __device__ __forceinline__ void grouped_mm_sm90(const HopperParams& h) {
     const int warp = warp_shfl(static_cast<int>(threadIdx.x) / 32, 0);  // so that the compiler knows: alike in the warp
     const int warpgroup = warp / 4;
     if (threadIdx.x == 0) barriers.init();
+    const RowQueue<kCfg> queue{h.p, *reinterpret_cast<RowTicket*>(barriers.storage.scratch)};
+    if (threadIdx.x == 64) {  // what takes long and needs no barrier
+        queue.begin();
+        queue.describe(barriers.storage.tile[0]);
+    }
     block_sync();
     if (warpgroup == 0) {
         setmaxnreg_dec<kCfg.producer_registers()>();
         if (warp == 0 && lane_id() == 0) load_weights<kWLayout, kStore>(h, barriers);
         if (warp == 1 && lane_id() == 0) load_tokens<kStore>(h, barriers);
-        if (warp == 2 && lane_id() == 0) {
-            RowQueue<kCfg> queue(h.p, *reinterpret_cast<RowTicket*>(barriers.storage.scratch));
-            announce_queue(barriers, queue);
-        }
+        if (warp == 2 && lane_id() == 0) announce_queue(barriers, queue);
         if (warp == 3) report_status(h.p, 96);
     } else {
         setmaxnreg_inc<kCfg.consumer_registers()>();

@@ -26,8 +26,12 @@ struct HopperMainloop {
     int steps;
     StageExtent extent;
 
-    // The extents of the n side that there are: products with one half are rarely short, so they come in fewer.
-    static constexpr int extent_after(int n) { return n + (kHalves == 2 || n >= 192 ? 16 : n == 16 ? 48 : 32); }
+    // The extents of the n side that there are: close where the tensor cores bound, few where the loads do, and
+    // products with one half are rarely short. perf: bench/notes/0010-between-two-tiles.md
+    static constexpr int extent_after(int n) {
+        if (kHalves == 2) return n + (n >= 96 ? 8 : n >= 32 ? 32 : 16);
+        return n + (n >= 192 ? 16 : n == 16 ? 48 : 32);
+    }
     static constexpr int nth_extent(int nth) {
         int n = 16;
         for (; nth > 0; --nth) n = extent_after(n);

@@ -51,21 +51,23 @@ struct Barriers {
     }
 };
 
-// One thread takes tickets and announces tiles: queue.describe(tile), which has no rows if there is nothing to do, and
-// claim().
+// One thread takes tickets and announces tiles: queue.claim() and describe(tile), which has no rows if there is nothing
+// to do. The first one is described already.
 template <HopperRowsConfig kCfg, class Queue>
 __device__ void announce_queue(const Barriers<kCfg>& barriers, const Queue& queue) {
     u32& nth = queue.mine.announced;
-    for (nth = 0;; queue.claim()) {
-        wait_for(barriers.forgotten(TileSlot(nth).slot()), TileSlot(nth).phase() ^ 1);
-        RowTile& tile = barriers.storage.tile[TileSlot(nth).slot()];
-        queue.describe(tile);
-        if (tile.rows == 0) continue;
-        const bool ended = tile.ended();
-        mbarrier_arrive(barriers.announced(TileSlot(nth).slot()));
-        if (ended) return;
-        wait_for(barriers.claim(), nth & 1);
-        ++nth;
+    for (nth = 0;;) {
+        const RowTile& tile = barriers.storage.tile[TileSlot(nth).slot()];
+        if (tile.rows != 0) {
+            const bool ended = tile.ended();
+            mbarrier_arrive(barriers.announced(TileSlot(nth).slot()));
+            if (ended) return;
+            wait_for(barriers.claim(), nth & 1);
+            ++nth;
+            wait_for(barriers.forgotten(TileSlot(nth).slot()), TileSlot(nth).phase() ^ 1);
+        }
+        queue.claim();
+        queue.describe(barriers.storage.tile[TileSlot(nth).slot()]);
     }
 }
 

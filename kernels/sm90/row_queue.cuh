@@ -32,7 +32,8 @@ struct RowQueue {
     const Params& p;
     RowTicket& mine;
 
-    __device__ RowQueue(const Params& p_, RowTicket& mine_) : p(p_), mine(mine_) {
+    // Takes the first ticket.
+    __device__ void begin() const {
         mine.ticket = static_cast<i32>(blockIdx.x);
         mine.second = 0;
         mine.blocks = clamped(p.schedule[kNumBlocks], 0, p.max_blocks);

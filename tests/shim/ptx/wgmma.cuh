@@ -23,7 +23,7 @@ void wgmma_wait() {
 
 template <class T, int kN, int kTransA, int kTransB>
 struct Wgmma {
-    static_assert(kN % 16 == 0 && kN >= 16 && kN <= 256);
+    static_assert(kN % 8 == 0 && kN >= 16 && kN <= 256);
     static void run(float* d, u64 a, u64 b) {
         shim::product_issue({std::is_same_v<T, fp16>, kN, kTransA != 0, kTransB != 0}, d, a, b);
     }
