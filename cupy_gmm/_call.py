@@ -4,7 +4,6 @@ import contextlib
 from typing import Any
 
 from . import _arrays, _checks, _device, _host, _launch, _plan, _problem, _schedule
-from ._params import TICKET_BYTES
 from ._schedule import Schedule
 from .errors import ArgumentError
 
@@ -161,18 +160,21 @@ def run(
         if schedule is None:
             work = site.scratch(table.nbytes + plan.zeroed_bytes + plan.partial_bytes)
             table_ptr, tickets = work.ptr, work.ptr + table.nbytes
+            partials = tickets + plan.zeroed_bytes
             fill = _schedule.fill_of(table, offs, host_offset, problem.groups, plan.zeroed_words)
             fill.launch(site.stream, offs.ptr, 0 if offset_view is None else offset_view.ptr, table_ptr, tickets)
         elif plan.restores and schedule.stream == site.stream and not site.in_graph():
-            work, table_ptr, tickets = None, offs.ptr, offs.ptr + TICKET_BYTES
+            work = site.scratch(plan.partial_bytes) if plan.partial_bytes else None
+            table_ptr, tickets = offs.ptr, offs.ptr + plan.counters
+            partials = 0 if work is None else work.ptr
         else:
             work = site.scratch(plan.zeroed_bytes + plan.partial_bytes)
-            table_ptr, tickets = offs.ptr, work.ptr
+            table_ptr, tickets, partials = offs.ptr, work.ptr, work.ptr + plan.zeroed_bytes
             _launch.zero(tickets, plan.zeroed_words * 4, site.stream)
         if check == "sync":
             _schedule.raise_for_status(_schedule.read_word(table_ptr + 4 * _schedule.STATUS_WORD, site), problem.rows)
         if plan.kernel is not None:
             status = _schedule.status_word(site.device).data.ptr if check == "async" else 0
-            plan.launch(site.stream, a.ptr, b.ptr, out_view.ptr, table_ptr, tickets, status)
+            plan.launch(site.stream, a.ptr, b.ptr, out_view.ptr, table_ptr, tickets, partials, status)
         site.hold((*views, work))
     return out if out is not None else site.finish(native)

@@ -43,6 +43,7 @@ PANEL_COLUMNS = 2048
 # perf: bench/notes/0002-portable-weight-gradient.md
 SPLIT_TILES = 256
 SHORTEST_PIECE = 1024
+MOST_PIECES = 4 * SPLIT_TILES // 3  # tiles of all pieces: a group makes at most four thirds of what its rows would fill
 
 
 def block_shape(rows: int, groups: int, arch: str) -> BlockShape:

@@ -12,6 +12,7 @@ from ._params import (
     BOX_STORE,
     OUTPUT_TYPES,
     PARAMS_FACTS,
+    TICKET_BYTES,
     TICKET_WORDS,
     VECTOR_STORE,
     WHOLE_COLUMN_BLOCKS,
@@ -54,10 +55,15 @@ class Plan:
 
     @property
     def restores(self) -> bool:
-        """Whether the kernel leaves its ticket counter as it found it, so that it may be that of the Schedule."""
-        return isinstance(self.config, HopperRowsConfig)
+        """Whether the kernel leaves its counters as it found them, so that they may be those of the Schedule."""
+        return isinstance(self.config, WgmmaConfig)
 
-    def launch(self, stream: int, a: int, b: int, c: int, table: int, tickets: int, status: int) -> None:
+    @property
+    def counters(self) -> int:
+        """Where a Schedule's table has the counters of this product, in bytes from its beginning."""
+        return TICKET_BYTES if isinstance(self.config, HopperRowsConfig) else self.table.nbytes
+
+    def launch(self, stream: int, a: int, b: int, c: int, table: int, tickets: int, partials: int, status: int) -> None:
         """Launches on `stream`: the device must be current, and there must be something to compute.
 
         Args:
@@ -66,20 +72,23 @@ class Plan:
             b: Address of w or dy.
             c: Address of the result.
             table: Address of the schedule.
-            tickets: Address of the zeroed words; scratch for partial sums follows them.
+            tickets: Address of `zeroed_words` that are zero.
+            partials: Address of `partial_bytes` of scratch.
             status: Address of the word that findings go to, or 0.
         """
-        params = self._params(a, b, c, table, tickets, status)
+        params = self._params(a, b, c, table, tickets, partials, status)
         _launch.enqueue(self.kernel, stream, params)  # type: ignore[arg-type]
 
-    def ready(self, stream: int, a: int, b: int, c: int, table: int, tickets: int, status: int) -> Callable[[], object]:
+    def ready(
+        self, stream: int, a: int, b: int, c: int, table: int, tickets: int, partials: int, status: int
+    ) -> Callable[[], object]:
         """`launch`, to be repeated."""
-        params = self._params(a, b, c, table, tickets, status)
+        params = self._params(a, b, c, table, tickets, partials, status)
         return _launch.ready(self.kernel, stream, params)  # type: ignore[arg-type]
 
-    def _params(self, a: int, b: int, c: int, table: int, tickets: int, status: int) -> bytes:
+    def _params(self, a: int, b: int, c: int, table: int, tickets: int, partials: int, status: int) -> bytes:
         maps = b"" if self.maps is None else self.maps.encoded(a, b, c)
-        return self.pack(maps, a, b, c, table, tickets, status, tickets + self.zeroed_bytes, self.facts)
+        return self.pack(maps, a, b, c, table, tickets, status, partials, self.facts)
 
 
 def build(problem: Problem, groups: int, table: TableShape | None, config: str | None, device: int) -> Plan:

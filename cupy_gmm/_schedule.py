@@ -23,7 +23,8 @@ class Schedule:
     of a layer, their input gradients and their weight gradients share one.
 
     Attributes:
-        table: int32 array in the family of `offs`; its layout is documented in `kernels/params.cuh`.
+        table: int32 array in the family of `offs`; its layout is documented in `kernels/params.cuh`. On a GPU
+            the counters of products follow, from byte `shape.nbytes` on.
         group_offset: The host value given to `make_schedule`, or None when it is on the device.
         shape: Extents of the table.
         stream: CUDA handle of the stream whose products may count tickets in the table, one after the other; -1: none.
@@ -99,17 +100,19 @@ def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule 
             f"`out` was made for {out.groups} groups and {out.rows} rows: expected {groups} groups and {rows} rows, "
             "as `offs` and `rows` say; make a new Schedule."
         )
+    words = shape.words if site.is_cpu else shape.nbytes // 4 + _table.COUNTER_WORDS
     with site.guard():
         if table_view is None:
-            table, table_view = site.empty((shape.words,), "int32")
+            table, table_view = site.empty((words,), "int32")
         if site.is_cpu:
             offset = int(_arrays.host(offset_view).reshape(-1)[0]) if offset_view is not None else host_offset or 0
             _arrays.host(table_view)[: shape.words] = reference.schedule(
                 _arrays.host(offs_view), rows, offset, None, *shape.blocks
             )
         else:
-            fill = fill_of(shape, offs_view, host_offset, UNKNOWN_GROUPS, 0)
-            fill.launch(site.stream, offs_view.ptr, 0 if offset_view is None else offset_view.ptr, table_view.ptr, 0)
+            fill = fill_of(shape, offs_view, host_offset, UNKNOWN_GROUPS, _table.COUNTER_WORDS)
+            offset_ptr, counters = 0 if offset_view is None else offset_view.ptr, table_view.ptr + shape.nbytes
+            fill.launch(site.stream, offs_view.ptr, offset_ptr, table_view.ptr, counters)
             site.hold((offs_view, offset_view, table_view))
     if out is not None:
         return out

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import _device, _launch
-from ._heuristics import BlockShape
-from ._params import SCHEDULE_FACTS, SCHEDULE_PARAMS
+from ._heuristics import MOST_PIECES, BlockShape
+from ._params import SCHEDULE_FACTS, SCHEDULE_PARAMS, TICKET_WORDS
 
 UNIT = "schedule.cu"
 THREADS = 512  # kScheduleThreads
 MAX_SHARED_GROUPS = 8192  # more groups take one CTA and global memory; 32 KB of shared memory at this many
 GROUPS_PER_CTA = 64  # a warp ranks four
+COUNTER_WORDS = TICKET_WORDS + MOST_PIECES  # of a weight gradient; behind a Schedule's table, from `nbytes` on
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from . import _device, _launch, _plan, _schedule, _table
 from ._arrays import families, lifetime
-from ._params import TICKET_BYTES
 from ._schedule import Schedule
 
 MAX_ENTRIES = 4096
@@ -115,16 +114,22 @@ def _enqueue(entry: Entry, stream: int, a: int, b: int, offs: int, out: Any, c: 
         out = families.new_array(_cupy.ndarray, _cupy.alloc, out_shape, out_dtype)
         c = out.data.ptr
     if not own_tickets and plan.restores:
-        plan.launch(stream, a, b, c, offs, offs + TICKET_BYTES, 0)
+        if plan.partial_bytes:
+            work, start = families.new_scratch(_cupy.alloc, plan.partial_bytes)
+        else:
+            work, start = None, 0
+        plan.launch(stream, a, b, c, offs, offs + plan.counters, start, 0)
+        del work
         return out
     work, start = families.new_scratch(_cupy.alloc, scratch_bytes)
     tickets = start + table_bytes
+    partials = tickets + plan.zeroed_bytes
     if fill is None:
         _launch.zero(tickets, plan.zeroed_words * 4, stream)
-        plan.launch(stream, a, b, c, offs, tickets, 0)
+        plan.launch(stream, a, b, c, offs, tickets, partials, 0)
     else:
         fill.launch(stream, offs, 0, start, tickets)
-        plan.launch(stream, a, b, c, start, tickets, 0)
+        plan.launch(stream, a, b, c, start, tickets, partials, 0)
     del work  # not before the launches: CuPy gives it to whoever asks next on this stream
     return out
 

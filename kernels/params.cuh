@@ -33,7 +33,7 @@ enum HeaderWord : int {
     kGranule = 7,
     kLongBlocks = 8,  // blocks that stand first: of groups no shorter than the mean
     kLongShare = 9,   // their share of the blocks of groups, in 2^-32, rounded up
-    kTicket = 10,     // zero between launches: counter of products that leave it as they found it; 11..15 are zero
+    kTicket = 10,     // zero between launches: counter of forwards that leave it as they found it; 11..15 are zero
 };
 enum StatusBit : int { kNegative = 1, kDecreasing = 2, kBeyondRows = 4 };
 

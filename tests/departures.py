@@ -40,7 +40,8 @@ def array(gpu: Any, place: int, shape: tuple[int, ...], dtype: Any = BF16, shift
 
 def schedule(gpu: Any, groups: int = GROUPS, rows: int = ROWS, offset: int | None = 0) -> Any:
     shape = _table.table_shape(groups, rows, BLOCKS)
-    return _schedule.Schedule(array(gpu, 5, (shape.words,), INT32), offset, shape, None)
+    words = shape.nbytes // 4 + _table.COUNTER_WORDS
+    return _schedule.Schedule(array(gpu, 5, (words,), INT32), offset, shape, None)
 
 
 def forward(gpu: Any) -> Given:
@@ -91,9 +92,16 @@ def gradient_scheduled(gpu: Any) -> Given:
     return given
 
 
+def gradient_scheduled_here(gpu: Any) -> Given:
+    """As `forward_scheduled_here`; only partial sums need memory."""
+    given = gradient_scheduled(gpu)
+    given.offs = dataclasses.replace(schedule(gpu), stream=0)
+    return given
+
+
 BASES: tuple[Callable[[Any], Given], ...] = (
     forward, forward_out, forward_scheduled, forward_scheduled_here, shifted,
-    gradient, gradient_of_one, gradient_scheduled,
+    gradient, gradient_of_one, gradient_scheduled, gradient_scheduled_here,
 )  # fmt: skip
 
 

@@ -240,7 +240,7 @@ def launch(
         return "the kernel leaves its scratch"
     if not message and not scribble and found[0] != reference.status(case.offs, case.rows):
         return f"status bits {found[0]}"
-    if not message and forward and tickets.any():
+    if not message and not scribble and tickets.any():
         return f"tickets {tickets} are left behind"
     return message.decode()
 

@@ -291,8 +291,18 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "both ends pass each other": (
         "sm90/pingpong_roles.cuh",
-        "static_cast<u64>(front_taken) + back_taken < total",
-        "static_cast<u64>(front_taken) + back_taken < total + 1",
+        "return both < total;",
+        "return both < static_cast<u64>(total) + 1;",
+    ),
+    "the counter of tickets left behind": (
+        "sm90/pingpong_roles.cuh",
+        "if (both + 1 == static_cast<u64>(total) + gridDim.x)",
+        "if (both + 2 == static_cast<u64>(total) + gridDim.x)",
+    ),
+    "arrivals of pieces left behind": (
+        "sm90/pingpong_epilogue.cuh",
+        "h.p.tickets[kTicketWords + slot] = 0;",
+        "h.p.tickets[kTicketWords + slot] = 1;",
     ),
     "slots of the back counted from the front": (
         "sm90/bundles.cuh",

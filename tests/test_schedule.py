@@ -209,7 +209,7 @@ def test_checked_modes(backend: Backend, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.gpu
-def test_tickets_in_the_table_are_left_as_found(gpu: Backend, rng: np.random.Generator) -> None:
+def test_counters_of_a_schedule_are_left_as_found(gpu: Backend, rng: np.random.Generator) -> None:
     """Many products one after the other with one Schedule, of few tiles and of many, beside another stream's."""
     cupy = gpu.cupy
     sizes = (3, 300, 0, 64, 209, 256, 17, 1000)
@@ -229,5 +229,32 @@ def test_tickets_in_the_table_are_left_as_found(gpu: Backend, rng: np.random.Gen
         gpu.synchronize()
         assert table_of(gpu, schedule)[10:16].tolist() == [0] * 6
         expected = gpu.get(cupy_gmm.grouped_mm(x, w, gpu.ints(offs)))
+        for made in (*here, *beside):
+            assert (gpu.get(made).view(np.uint16) == expected.view(np.uint16)).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "sizes", [(3, 300, 0, 64, 209, 256, 17), (5, 9000, 0, 40), (0, 0)], ids=["short", "cut", "none"]
+)
+def test_counters_of_weight_gradients_are_left_as_found(
+    sizes: tuple[int, ...], gpu: Backend, rng: np.random.Generator
+) -> None:
+    """As above; a long group of few tiles is cut into pieces, which count their arrivals."""
+    cupy = gpu.cupy
+    offs = np.cumsum(sizes).astype(np.int32)
+    rows = int(offs[-1]) + 40
+    schedule = cupy_gmm.make_schedule(gpu.ints(offs), rows)
+    side = cupy.cuda.Stream(non_blocking=True)
+    for k, n in ((64, 8), (128, 264), (520, 1000)):
+        x = gpu.place(oracle.integers(rng, (rows, k), "bfloat16")).array
+        dy = gpu.place(oracle.integers(rng, (rows, n), "bfloat16")).array
+        gpu.synchronize()
+        with side:
+            beside = [cupy_gmm.grouped_mm_wgrad(x, dy, schedule) for _ in range(20)]
+        here = [cupy_gmm.grouped_mm_wgrad(x, dy, schedule) for _ in range(20)]
+        gpu.synchronize()
+        assert not table_of(gpu, schedule)[schedule.shape.nbytes // 4 :].any()
+        expected = gpu.get(cupy_gmm.grouped_mm_wgrad(x, dy, gpu.ints(offs)))
         for made in (*here, *beside):
             assert (gpu.get(made).view(np.uint16) == expected.view(np.uint16)).all()

@@ -132,8 +132,9 @@ def test_a_known_call_enqueues_the_same(base: Callable[[Any], Given], gpu: Any) 
     assert len(_warm.entries) == 1
 
 
-def test_tickets_in_the_schedule_need_no_memset(gpu: Any) -> None:
-    kinds = [entry[0] for entry in alone(gpu, departures.forward_scheduled_here, nothing)[1]]
+@pytest.mark.parametrize("base", [departures.forward_scheduled_here, departures.gradient_scheduled_here])
+def test_counters_in_the_schedule_need_no_memset(base: Callable[[Any], Given], gpu: Any) -> None:
+    kinds = [entry[0] for entry in alone(gpu, base, nothing)[1]]
     assert kinds == (["launch"] if gpu.arch == "sm_90" else ["alloc", "memset", "launch"])
 
 

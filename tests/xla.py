@@ -40,8 +40,15 @@ class Machine:
     def __init__(self) -> None:
         self.log: list[tuple[str, Any]] = []
         self.built: list[tuple[Any, int]] = []
-        self.counter_memory = np.zeros(COUNTERS * _counters().SLOT_BYTES, np.uint8)
-        self.counters = _counters().Counters(self.counter_memory.ctypes.data, COUNTERS)
+        self.counter_memory = {size: np.zeros(COUNTERS * size, np.uint8) for size in _counters().SLOTS}
+        self.counters = {
+            size: _counters().Counters(memory.ctypes.data, COUNTERS, size)
+            for size, memory in self.counter_memory.items()
+        }
+
+    def counters_of(self, device: int, words: int) -> Any:
+        assert device == DEVICE
+        return next(counters for size, counters in self.counters.items() if 4 * words <= size)
 
     def names(self) -> list[str]:
         return [name for name, _ in self.log]
@@ -79,10 +86,12 @@ class Machine:
 
     def build(self, problem: Any, groups: int, table: Any, config: Any, device: int) -> Any:
         self.built.append((problem, device))
-        zeroed_words = _params.TICKET_WORDS
-        restores = problem.op == GROUPED_MM
+        zeroed_words = _params.TICKET_WORDS if problem.op == GROUPED_MM else _table.COUNTER_WORDS
+        zeroed_bytes = _table.whole(4 * zeroed_words)
 
-        def launch(stream: int, a: int, b: int, c: int, schedule: int, tickets: int, status: int) -> None:
+        def launch(
+            stream: int, a: int, b: int, c: int, schedule: int, tickets: int, partials: int, status: int
+        ) -> None:
             assert (stream, status) == (STREAM, 0)
             assert not at(tickets, (zeroed_words,), np.int32).any(), "tickets are not zero"
             kind = DTYPES[problem.dtype]
@@ -98,10 +107,12 @@ class Machine:
             else:
                 dy = at(b, (problem.rows, problem.n), kind)
                 reference.grouped_mm_wgrad(x, dy, bounds, out, False, int(words[3]))
-            at(tickets, (zeroed_words,), np.int32)[:] = 0 if restores else -1
+            assert partials % 4 == 0
             self.log.append((problem.op, problem))
 
-        return types.SimpleNamespace(ready=repeated(launch), zeroed_words=zeroed_words, restores=restores)
+        return types.SimpleNamespace(
+            ready=repeated(launch), zeroed_words=zeroed_words, zeroed_bytes=zeroed_bytes, restores=True
+        )
 
 
 def _answer(place: int, asked: Any) -> None:
@@ -128,7 +139,7 @@ def machine(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
     patch.setattr(_plan, "build", made.build)
     patch.setattr(_abi, "stream_get", lambda api: functools.partial(_answer, _abi.ASKED_STREAM))
     patch.setattr(_device, "count", lambda: DEVICE + 1)
-    patch.setattr(_counters(), "of", lambda device: made.counters)
+    patch.setattr(_counters(), "of", made.counters_of)
     patch.setattr(_handler, "_local_devices", lambda: [DEVICE])
     patch.setattr(_handler, "_ready", {})
     choose = jax.lax.platform_dependent

@@ -55,7 +55,7 @@ class Product(Launches):
         super().__init__()
         table = _table_shape(call.rows, call.schedule_groups, device)
         self._plan = _plan.build(call.problem, call.schedule_groups, table, call.forced, device)
-        self._counters = _counters.of(device) if self._plan.restores else None
+        self._counters = _counters.of(device, self._plan.zeroed_words) if self._plan.restores else None
         self._zeroed = 4 * self._plan.zeroed_words
 
     def made(self, stream: int, operands: list[int], results: list[int]) -> tuple[Again, ...]:
@@ -65,7 +65,8 @@ class Product(Launches):
             raise RuntimeError(f"XLA gave arrays at {a:#x}, {b:#x}, {c:#x}: expected multiples of {ALIGNMENT}.")
         # The table is shared by products that XLA may run side by side: each counts its tiles in its own memory.
         counter = 0 if self._counters is None else self._counters.at(scratch)
-        product = self._plan.ready(stream, a, b, c, table, counter or scratch, 0)
+        partials = scratch + self._plan.zeroed_bytes
+        product = self._plan.ready(stream, a, b, c, table, counter or scratch, partials, 0)
         return (product,) if counter else (_launch.zeroing(scratch, self._zeroed, stream), product)
 
 

@@ -88,6 +88,7 @@ struct PingpongEpilogue {
         if (thread() == 0) arrived = atomic_add(h.p.tickets + kTicketWords + slot, 1);
         meet();
         if (arrived != pieces - 1) return false;
+        if (thread() == 0) h.p.tickets[kTicketWords + slot] = 0;  // as the launch found it
         fence_device();
 #pragma unroll
         for (int i = 0; i < kAccumulators; ++i) acc[i] = 0.0f;

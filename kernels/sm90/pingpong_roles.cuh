@@ -100,7 +100,11 @@ struct TwoEnds {
         const u32 front_taken = front + static_cast<u32>(taken);
         const u32 back_taken = back + static_cast<u32>(taken >> 32);
         ticket = from_back != 0 ? back_taken : front_taken;
-        return static_cast<u64>(front_taken) + back_taken < total;
+        const u64 both = static_cast<u64>(front_taken) + back_taken;
+        // Every CTA that had a ticket asks for one too many: the last of those leaves the counter as the launch found
+        // it.
+        if (both + 1 == static_cast<u64>(total) + gridDim.x) *reinterpret_cast<u64*>(p.tickets) = 0;
+        return both < total;
     }
 };
 
