@@ -149,7 +149,8 @@ __device__ __forceinline__ void grouped_mm_sm90(const HopperParams& h) {
     const int warpgroup = warp / 4;
     if (threadIdx.x == 0) barriers.init();
     const RowQueue<kCfg> queue{h.p, *reinterpret_cast<RowTicket*>(barriers.storage.scratch)};
-    if (threadIdx.x == 64) {  // what takes long and needs no barrier
+    // The thread that announces: it reads the table meanwhile. Named by warp and lane, it makes the compiler spill.
+    if (threadIdx.x == 64) {
         queue.begin();
         queue.describe(barriers.storage.tile[0]);
     }
