@@ -16,13 +16,14 @@ class BlockShape(NamedTuple):
         height: Most rows of a block; a group of at most so many stays whole.
         split: Most rows of a block of a longer group.
         granule: Blocks of one group differ by at most so many rows.
-        by_length: Blocks stand in the order of their groups' lengths, longest first, else by id.
+        by_height: Groups no shorter than the mean stand first, each of both by falling height of their blocks; else
+            groups stand by id.
     """
 
     height: int
     split: int
     granule: int
-    by_length: bool
+    by_height: bool
 
 
 # (mean rows a group up to, shape) of the portable path. A tile's work is skipped 16 rows a warp at a time, two warps

@@ -23,7 +23,7 @@ PARAMS_FACTS = struct.Struct("<8q12i")
 SCHEDULE_PARAMS = struct.Struct("<4Q56s")
 # offs_stride |
 # groups, rows, height, split, granule, group_offset_value, num_groups, max_blocks, zeroed_words, offs_is_int64,
-# by_length, offs_are_sizes
+# by_height, offs_are_sizes
 SCHEDULE_FACTS = struct.Struct("<q12i")
 
 # sizes, offs | sizes_stride | groups, sizes_are_int64

@@ -10,7 +10,7 @@ from ._params import SCHEDULE_FACTS, SCHEDULE_PARAMS, TICKET_WORDS
 
 UNIT = "schedule.cu"
 THREADS = 512  # kScheduleThreads
-MAX_SHARED_GROUPS = 8192  # more groups take one CTA and global memory; 32 KB of shared memory at this many
+MAX_SHARED_GROUPS = 8192  # more groups take one CTA and global memory
 GROUPS_PER_CTA = 64  # a warp ranks four
 COUNTER_WORDS = TICKET_WORDS + MOST_PIECES  # of a weight gradient; behind a Schedule's table, from `nbytes` on
 
@@ -42,6 +42,11 @@ def table_shape(groups: int, rows: int, blocks: BlockShape) -> TableShape:
 def whole(nbytes: int) -> int:
     """Rounded up to the alignment of an allocation's parts."""
     return -(-nbytes // 256) * 256
+
+
+def shared_bytes(groups: int, blocks: BlockShape) -> int:
+    """Dynamic shared memory of `schedule_shared`: bounds in whole 16-byte reads, by height two words a group besides."""
+    return 4 * (-(-(groups + 1) // 4) * 4 + (2 * groups if blocks.by_height else 0))
 
 
 class Fill:
@@ -109,16 +114,15 @@ def _fill(
         shape.max_blocks,
         zeroed_words,
         wide,
-        blocks.by_length,
+        blocks.by_height,
         sizes,
     )
     if groups > MAX_SHARED_GROUPS:
         function = _launch.unit_function(UNIT, "schedule_global", device)
         return Fill(_launch.Kernel(function.handle, (1, 1, 1), THREADS, 0), facts)
-    function = _launch.unit_function(UNIT, "schedule_shared", device)
+    function = _launch.unit_function(UNIT, "schedule_shared", device, shared_bytes(MAX_SHARED_GROUPS, blocks))
     work = max(shape.max_blocks // (4 * THREADS), groups // GROUPS_PER_CTA)
-    words = -(-(groups + 1) // 4) * 4  # whole 16-byte reads
-    return Fill(_launch.Kernel(function.handle, (1 + work, 1, 1), THREADS, words * 4), facts)
+    return Fill(_launch.Kernel(function.handle, (1 + work, 1, 1), THREADS, shared_bytes(groups, blocks)), facts)
 
 
 _device.forget_in_child(_fill.cache_clear)

@@ -160,7 +160,7 @@ def capacity(rows: int, groups: int, split: int) -> int:
 
 def schedule(
     offs: ArrayLike, rows: int, group_offset: int, num_groups: int | None, height: int, split: int, granule: int,
-    by_length: bool,
+    by_height: bool,
 ) -> NDArray[np.int32]:  # fmt: skip
     """The device's schedule table, built by the host.
 
@@ -169,7 +169,7 @@ def schedule(
         rows: rows of the operand.
         group_offset: global id of the first local group.
         num_groups: local groups, or None when not known.
-        height, split, granule, by_length: a `BlockShape`; the first two are multiples of `granule`.
+        height, split, granule, by_height: a `BlockShape`; the first two are multiples of `granule`.
 
     Returns:
         int32 words as documented in `kernels/params.cuh`; words past the last block are 0.
@@ -182,18 +182,16 @@ def schedule(
     lengths = np.diff(bounds)
     used = int(bounds[-1])
     order = np.argsort(-lengths, kind="stable")
-    walked = order if by_length else np.arange(groups)
     counts = -(-lengths // np.where(lengths > height, split, height))
-    blocks = np.concatenate(
-        [
-            _group_blocks(bounds, walked, counts, group_offset, num_groups, granule),
-            _tail_blocks(used, rows, height, granule),
-        ]
-    )
     is_long = lengths * np.count_nonzero(lengths) >= used
+    granules = -(-lengths // granule)
+    highest = -(-granules // np.maximum(counts, 1))  # block of each group, in granules
+    walked = np.lexsort((-lengths, -highest, ~is_long)) if by_height else np.arange(groups)
+    of_groups = _group_blocks(bounds, walked, counts, granules, group_offset, num_groups, granule)
+    blocks = np.concatenate([of_groups, _tail_blocks(used, rows, height, granule)])
     first = HEADER_WORDS + -(-(2 * groups + 1) // 4) * 4
     table = np.zeros(first + 4 * capacity(rows, groups, split), np.int32)
-    long_blocks = int(counts[is_long].sum() if by_length else counts.sum())
+    long_blocks = int(counts[is_long].sum() if by_height else counts.sum())
     table[:9] = (len(blocks), status(offs, rows), used, group_offset, groups, rows, height, granule, long_blocks)
     if long_blocks < len(blocks):
         table[9:10].view(np.uint32)[0] = -(-(long_blocks << 32) // len(blocks))
@@ -204,13 +202,12 @@ def schedule(
 
 
 def _group_blocks(
-    bounds: Bounds, walked: NDArray[np.int64], counts: NDArray[np.int64], group_offset: int, num_groups: int | None,
-    granule: int,
+    bounds: Bounds, walked: NDArray[np.int64], counts: NDArray[np.int64], granules: NDArray[np.int64],
+    group_offset: int, num_groups: int | None, granule: int,
 ) -> NDArray[np.int64]:  # fmt: skip
-    """Blocks of the groups `walked`, `counts` of each: granules spread evenly, the longer blocks first. (blocks, 4)."""
+    """Blocks of the groups `walked`, `counts` of each: granules spread evenly, the higher blocks first. (blocks, 4)."""
     owner = np.repeat(walked, counts[walked])
     index = np.arange(len(owner)) - np.repeat(np.cumsum(counts[walked]) - counts[walked], counts[walked])
-    granules = -(-np.diff(bounds) // granule)
     # Divisor 1 stands in for groups without blocks; no block refers to them.
     share, longer = np.divmod(granules, np.maximum(counts, 1))
     first = bounds[owner] + granule * (index * share[owner] + np.minimum(index, longer[owner]))

@@ -20,7 +20,8 @@ static_assert(sizeof(RowBlock) == 16, "RowBlock is one 16-byte load");
 //   header (kHeaderWords) | bounds (groups + 1) | order (groups) | padding to 4 words | RowBlock[]
 // bounds[g], bounds[g + 1] = effective first and end row of group g: running maximum, clamped to [0, rows].
 // order = group ids by falling length, ties by rising id.
-// Blocks stand in the order of their groups, by id or by falling length; blocks of rows without a group stand last.
+// Blocks stand in the order of their groups: by id, or by height, which is groups no shorter than the mean first, each
+// of both by falling height of their blocks, then length, then rising id. Blocks of rows without a group stand last.
 inline constexpr int kHeaderWords = 16;
 enum HeaderWord : int {
     kNumBlocks = 0,
@@ -109,7 +110,7 @@ struct ScheduleParams {
     i32 max_blocks;
     i32 zeroed_words;
     i32 offs_is_int64;
-    i32 by_length;       // groups by falling length, else by id
+    i32 by_height;       // blocks by height, else by id
     i32 offs_are_sizes;  // of groups: their running sum are the end offsets
 };
 static_assert(sizeof(ScheduleParams) == 88, "mirrored by cupy_gmm/_params.py");

@@ -6,6 +6,7 @@
 //   schedule_global   one CTA, for more groups than fit shared memory
 #include "params.cuh"
 #include "ptx/misc.cuh"
+#include "row_blocks.cuh"
 #include "scan.cuh"
 
 namespace cupy_gmm {
@@ -25,13 +26,6 @@ __device__ i64 given(const ScheduleParams& p, int group) {
 
 // A sum of sizes as an offset.
 __device__ i64 saturated(i64 sum) { return sum < kMinI32 ? kMinI32 : sum > kMaxI32 ? kMaxI32 : sum; }
-
-__device__ int parts_of(i32 length, i32 part) { return static_cast<int>((length + static_cast<i64>(part) - 1) / part); }
-
-// A group of at most `height` rows stays whole; a longer one is cut into blocks of at most `split` rows.
-__device__ int blocks_of(const ScheduleParams& p, i32 length) {
-    return parts_of(length, length <= p.height ? p.height : p.split);
-}
 
 struct Totals {
     i32 blocks;  // of groups
@@ -75,38 +69,48 @@ __device__ Totals scan_groups(const ScheduleParams& p, i32* bounds, i32* warp_to
     return totals;
 }
 
-// The nth of `blocks` nearly equal blocks of rows [start, end).
-__device__ RowBlock nth_block(const ScheduleParams& p, i32 start, i32 end, int blocks, int nth) {
-    const int granules = parts_of(end - start, p.granule);
-    const int each = granules / blocks;
-    const int longer = granules % blocks;
-    const int before = nth * each + (nth < longer ? nth : longer);
-    const int size = each + (nth < longer ? 1 : 0);
-    const i32 first_row = start + before * p.granule;
-    const i64 last_row = static_cast<i64>(first_row) + static_cast<i64>(size) * p.granule;
-    return RowBlock{-1, first_row, last_row < end ? static_cast<i32>(last_row) : end, size * p.granule};
-}
+// Every group's standing, found once; where there is no room for them, whoever wants one finds it.
+struct Standings {
+    const ScheduleParams& p;
+    const i32* bounds;
+    Standing* found;  // or null
+    i32 groups_with_rows;
 
-__device__ RowBlock tail_block(const ScheduleParams& p, i32 used_rows, int nth) {
-    const i64 first_row = used_rows + static_cast<i64>(nth) * p.height;
-    const i64 end_row = first_row + p.height < p.rows ? first_row + p.height : p.rows;
-    return RowBlock{-1, static_cast<i32>(first_row), static_cast<i32>(end_row),
-                    parts_of(static_cast<i32>(end_row - first_row), p.granule) * p.granule};
-}
+    __device__ Standing find(int group) const {
+        return standing_of(p, bounds[group + 1] - bounds[group], bounds[p.groups], groups_with_rows);
+    }
+
+    __device__ Standing operator[](int group) const { return found != nullptr ? found[group] : find(group); }
+
+    // The whole block.
+    __device__ void fill() const {
+        if (found == nullptr) return;
+        for (int group = static_cast<int>(threadIdx.x); group < p.groups; group += kScheduleThreads) {
+            found[group] = find(group);
+        }
+        block_sync();
+    }
+};
 
 // A warp ranks one group among all of them, then writes its blocks.
-__device__ void write_group(const ScheduleParams& p, const i32* bounds, int group, i64 group_offset, i32* order,
-                            RowBlock* blocks) {
+__device__ void write_group(const ScheduleParams& p, const i32* bounds, const Standings& standings, int group,
+                            i64 group_offset, i32* order, RowBlock* blocks) {
     const int lane = lane_id();
     const i32 start = bounds[group];
     const i32 end = bounds[group + 1];
+    const Standing own = standings[group];
     int longer = 0;  // groups that come before this one by falling length
     int before = 0;  // blocks of the groups that come before it in the table
     for (int other = lane; other < p.groups; other += 32) {
         const i32 length = bounds[other + 1] - bounds[other];
-        const bool first = length > end - start || (length == end - start && other < group);
-        longer += first ? 1 : 0;
-        before += (p.by_length != 0 ? first : other < group) ? blocks_of(p, length) : 0;
+        const bool by_length = length > end - start || (length == end - start && other < group);
+        longer += by_length ? 1 : 0;
+        if (p.by_height == 0) {
+            before += other < group ? blocks_of(p, length) : 0;
+        } else {
+            const Standing its = standings[other];
+            before += (its.rank != own.rank ? its.rank > own.rank : by_length) ? its.blocks : 0;
+        }
     }
     for (int mask = 16; mask > 0; mask /= 2) {
         longer += warp_shfl_xor(longer, mask);
@@ -114,7 +118,7 @@ __device__ void write_group(const ScheduleParams& p, const i32* bounds, int grou
     }
     if (lane == 0) order[longer] = group;
     const i64 local = group - group_offset;
-    const int count = blocks_of(p, end - start);
+    const int count = own.blocks;
     for (int nth = lane; nth < count && before + nth < p.max_blocks; nth += 32) {
         RowBlock block = nth_block(p, start, end, count, nth);
         if (local >= 0 && local < p.num_groups) block.group = static_cast<i32>(local);
@@ -122,13 +126,13 @@ __device__ void write_group(const ScheduleParams& p, const i32* bounds, int grou
     }
 }
 
-// Blocks of groups that are no shorter than the mean: they stand first in a table by length.
+// Blocks of long groups: they stand first in a table by height.
 __device__ i32 count_long_blocks(const ScheduleParams& p, const i32* bounds, const Totals& totals, i32* warp_totals) {
-    if (p.by_length == 0) return totals.blocks;
+    if (p.by_height == 0) return totals.blocks;
     i32 mine = 0;
     for (int group = static_cast<int>(threadIdx.x); group < p.groups; group += kScheduleThreads) {
         const i32 length = bounds[group + 1] - bounds[group];
-        if (static_cast<i64>(length) * totals.groups >= bounds[p.groups]) mine += blocks_of(p, length);
+        if (is_long(length, bounds[p.groups], totals.groups)) mine += blocks_of(p, length);
     }
     i32 sum = 0;
     block_scan<Sum, kScheduleWarps>(mine, sum, warp_totals);
@@ -159,7 +163,7 @@ __device__ void write_header(const ScheduleParams& p, const i32* bounds, const T
     }
 }
 
-__device__ void build(const ScheduleParams& p, i32* bounds) {
+__device__ void build(const ScheduleParams& p, i32* bounds, Standing* found) {
     __shared__ i32 warp_totals[kScheduleWarps];
     __shared__ i32 all_status;
     if (threadIdx.x == 0) all_status = 0;
@@ -167,6 +171,8 @@ __device__ void build(const ScheduleParams& p, i32* bounds) {
     if (totals.status != 0) atomic_or(&all_status, totals.status);
     block_sync();
     totals.status = all_status;
+    const Standings standings{p, bounds, found, totals.groups};
+    standings.fill();
 
     const int thread = static_cast<int>(blockIdx.x) * kScheduleThreads + static_cast<int>(threadIdx.x);
     const int threads = static_cast<int>(gridDim.x) * kScheduleThreads;
@@ -179,7 +185,7 @@ __device__ void build(const ScheduleParams& p, i32* bounds) {
     RowBlock* const blocks = const_cast<RowBlock*>(table.blocks());
 
     for (int group = thread / 32; group < p.groups; group += threads / 32) {
-        write_group(p, bounds, group, group_offset, order, blocks);
+        write_group(p, bounds, standings, group, group_offset, order, blocks);
     }
     for (int index = totals.blocks + thread; index < all_blocks && index < p.max_blocks; index += threads) {
         blocks[index] = tail_block(p, used_rows, index - totals.blocks);
@@ -217,17 +223,19 @@ __device__ void sum_sizes(const SizesParams& p) {
 
 }  // namespace cupy_gmm
 
-// Shared memory: groups + 1 words, rounded up to 16 bytes, which is how the compiler reads them.
+// Shared memory: groups + 1 words, rounded up to 16 bytes, which is how the compiler reads them; by height, a Standing
+// for each group behind them.
 extern "C" __global__ void __launch_bounds__(cupy_gmm::kScheduleThreads, 1)
     schedule_shared(const __grid_constant__ cupy_gmm::ScheduleParams p) {
     alignas(16) extern __shared__ cupy_gmm::i32 schedule_storage[];
-    cupy_gmm::build(p, schedule_storage);
+    auto* const standings = reinterpret_cast<cupy_gmm::Standing*>(schedule_storage + (p.groups + 1 + 3) / 4 * 4);
+    cupy_gmm::build(p, schedule_storage, p.by_height != 0 ? standings : nullptr);
 }
 
 extern "C" __global__ void __launch_bounds__(cupy_gmm::kScheduleThreads, 1)
     schedule_global(const __grid_constant__ cupy_gmm::ScheduleParams p) {
     const cupy_gmm::Schedule table{p.table, p.groups};
-    cupy_gmm::build(p, const_cast<cupy_gmm::i32*>(table.bounds()));
+    cupy_gmm::build(p, const_cast<cupy_gmm::i32*>(table.bounds()), nullptr);
 }
 
 // One CTA.

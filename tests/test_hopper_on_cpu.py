@@ -55,6 +55,7 @@ FORWARD = {
     "NaN in one group": Case((20, 60, 90), 90, 72, 40, nan_group=1, pad=8),
     "malformed offsets": Case((-5, 70, 30, 500), 90, 72, 40, k_major=True),
     "many CTAs": Case((30, 30, 61), 70, 72, 520, grid=5),
+    "long groups run out before the others": Case(tuple(itertools.accumulate((3, 1) * 80)), 320, 8, 8, grid=3),
     "every extent": Case(tuple(itertools.accumulate(range(7, 209, 8))), 2782, 72, 136, grid=3, output="padded"),
 }
 
@@ -208,6 +209,26 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "sm90/grouped_mm.cuh",
         "sixteens = (tile.rows + 15) / 16",
         "sixteens = (tile.rows + 7) / 16",
+    ),
+    "a long group past the last one": (
+        "sm90/row_queue.cuh",
+        "is_long = before < mine.long_strips && after > before",
+        "is_long = after > before",
+    ),
+    "more long groups handed out than there are": (
+        "sm90/row_queue.cuh",
+        "clamped(static_cast<i32>(handed >> 32), 0, mine.long_strips)",
+        "static_cast<i32>(handed >> 32)",
+    ),
+    "last tiles in halves, the second left out": (
+        "sm90/row_queue.cuh",
+        "narrow(tile, past_whole % 2);",
+        "narrow(tile, 0);",
+    ),
+    "the forward's counter left behind": (
+        "sm90/row_queue.cuh",
+        "const i32 tickets = 2 * mine.tiles - mine.whole;",
+        "const i32 tickets = 2 * mine.tiles;",
     ),
     "no stage for zeros": ("sm90/grouped_mm.cuh", "(p.k + kTileK - 1) / kTileK : 1", "(p.k + kTileK - 1) / kTileK : 0"),
     "store past the row block": (

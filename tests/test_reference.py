@@ -184,22 +184,28 @@ def test_zeros_are_positive() -> None:
         assert (bits(dw) == 0).all()
 
 
-Shape = tuple[int, int, int, bool]  # height, split, granule, by length
+Shape = tuple[int, int, int, bool]  # height, split, granule, by height
 
 
 def slow_blocks(bounds: list[int], rows: int, offset: int, local: int, shape: Shape) -> list[list[int]]:
     """One granule after the other, dealt to the blocks of its group."""
-    height, split, granule, by_length = shape
+    height, split, granule, by_height = shape
+    dealt = {}
+    for g in range(len(bounds) - 1):
+        length = bounds[g + 1] - bounds[g]
+        lengths = [0] * -(-length // (split if length > height else height))
+        for unit in range(-(-length // granule)):
+            lengths[unit % len(lengths)] += granule
+        dealt[g] = lengths
+    walked = list(dealt)
+    if by_height:
+        sizes = [end - start for start, end in itertools.pairwise(bounds)]
+        walked.sort(key=sizes.__getitem__, reverse=True)
+        walked.sort(key=lambda g: max(dealt[g], default=0), reverse=True)
+        walked.sort(key=lambda g: sizes[g] * sum(size > 0 for size in sizes) < sum(sizes))
     blocks = []
-    walked = list(range(len(bounds) - 1))
-    if by_length:
-        walked.sort(key=lambda g: bounds[g] - bounds[g + 1])
     for g in walked:
-        start, end = bounds[g], bounds[g + 1]
-        count = -(-(end - start) // (split if end - start > height else height))
-        lengths = [0] * count
-        for unit in range(-(-(end - start) // granule)):
-            lengths[unit % count] += granule
+        start, end, lengths = bounds[g], bounds[g + 1], dealt[g]
         owner = g - offset if 0 <= g - offset < local else -1
         for length in lengths:
             last = min(start + length, end)
@@ -225,14 +231,14 @@ def test_schedule_table(
     offset: int,
     local: int | None,
     extents: tuple[int, int, int],
-    by_length: bool,
+    by_height: bool,
     scale: int,
 ) -> None:
     """Header, bounds and order as documented; the blocks are those of a slow loop."""
     offs, rows = [o * scale for o in given[0]], given[1] * scale
     offs = [min(max(o, -(2**31)), 2**31 - 1) for o in offs]
     height, split, granule = extents
-    table = reference.schedule(np.array(offs, np.int32), rows, offset, local, *extents, by_length)
+    table = reference.schedule(np.array(offs, np.int32), rows, offset, local, *extents, by_height)
     groups, bounds = len(offs), slow_bounds(offs, rows)
     flags = reference.status(np.array(offs), rows)
     assert table.dtype == np.int32
@@ -246,20 +252,20 @@ def test_schedule_table(
     first = at + -(-(2 * groups + 1) // 4) * 4
     assert (len(table) - first) // 4 == reference.capacity(rows, groups, split)
     blocks = table[first:].reshape(-1, 4)
-    expected = slow_blocks(bounds, rows, offset, 2**31 - 1 if local is None else local, (*extents, by_length))
+    expected = slow_blocks(bounds, rows, offset, 2**31 - 1 if local is None else local, (*extents, by_height))
     assert blocks[: table[0]].tolist() == expected
     assert table[0] <= reference.capacity(rows, groups, split)
     check_blocks(blocks[: table[0]], rows, height, granule)
-    check_long_blocks(table, lengths, expected, by_length)
+    check_long_blocks(table, lengths, expected, by_height)
 
 
-def check_long_blocks(table: np.ndarray, lengths: np.ndarray, blocks: list[list[int]], by_length: bool) -> None:
+def check_long_blocks(table: np.ndarray, lengths: np.ndarray, blocks: list[list[int]], by_height: bool) -> None:
     """How many blocks belong to groups no shorter than the mean, and that every prefix can have its share of them."""
     ends = np.cumsum(lengths)
     rows_of_groups = int(ends[-1]) if len(ends) else 0
     owners = [int(np.searchsorted(ends, first, side="right")) for _, first, _, _ in blocks if first < rows_of_groups]
     used = int(np.count_nonzero(lengths))
-    long = sum(1 for owner in owners if not by_length or lengths[owner] * used >= rows_of_groups)
+    long = sum(1 for owner in owners if not by_height or lengths[owner] * used >= rows_of_groups)
     assert table[8] == long
     share = int(table[9:10].view(np.uint32)[0])
     if long == len(blocks):

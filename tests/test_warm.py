@@ -45,7 +45,7 @@ def gpu(request: pytest.FixtureRequest, machine: Any, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(_device, "info", lambda ordinal: _device.typical(request.param))
     monkeypatch.setattr(_plan, "_load", lambda variant, device: (function(variant.symbol, device), 128))
-    monkeypatch.setattr(_launch, "unit_function", lambda unit, symbol, device: function(unit, symbol, device))
+    monkeypatch.setattr(_launch, "unit_function", lambda unit, symbol, device, smem=0: function(unit, symbol, device))
     monkeypatch.setattr(_tensormap.MapShape, "encode", encode)
     monkeypatch.setattr(_launch, "_spare", NoneSpare())
     monkeypatch.setattr(_table, "_fill", functools.lru_cache(_table._fill.__wrapped__))

@@ -131,7 +131,7 @@ def machine(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
     cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
     patch.setattr(_device, "import_cupy", lambda: cupy)
     patch.setattr(_device, "info", lambda device: _device.typical("sm_90"))
-    patch.setattr(_launch, "unit_function", lambda unit, symbol, device: types.SimpleNamespace(handle=symbol))
+    patch.setattr(_launch, "unit_function", lambda unit, symbol, device, smem=0: types.SimpleNamespace(handle=symbol))
     patch.setattr(_launch, "enqueue", made.enqueue)
     patch.setattr(_launch, "ready", repeated(made.enqueue))
     patch.setattr(_launch, "zeroing", repeated(made.zero))

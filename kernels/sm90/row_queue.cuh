@@ -1,9 +1,9 @@
 // Which tile a ticket of the forward kernel stands for.
 //
 // Row blocks of long groups keep the tensor cores busy, those of short groups, which each need weights of their own,
-// the memory: the tickets walk both lists side by side, each from its longest group on. A ticket is a wide tile; where
-// the row block is too high for one, and for the last tickets, which end closer together then, it is one of two narrow
-// tiles.
+// the memory: the tickets walk both lists side by side, each from its highest blocks on, so that the last tiles are
+// short. A ticket is a wide tile; where the row block is too high for one, and for the last tickets, which end closer
+// together then, it is one of two narrow tiles.
 #pragma once
 
 #include "../params.cuh"
@@ -13,7 +13,9 @@
 
 namespace cupy_gmm {
 
-inline constexpr i32 kSplitPerCta = 1;  // so many wide tiles a CTA are handed out in halves
+// perf: both bench/notes/0011-end-of-a-launch.md
+inline constexpr i32 kCtasPerHalved = 2;  // for so many CTAs, one of the last wide tiles is handed out in halves
+inline constexpr int kLongAhead = 5;      // long groups take turns more often by 2^-5, so the others end the launch
 
 // What the walking thread knows; kept in shared memory, since it has few registers.
 struct RowTicket {
@@ -22,6 +24,8 @@ struct RowTicket {
     u32 announced;  // tiles so far
     i32 blocks;
     i32 long_blocks;
+    i32 long_strips;  // row blocks of long groups times panels
+    u32 long_share;   // of the strips, while there are any, in 2^-32
     i32 panels;
     i32 tiles;  // wide ones
     i32 whole;  // those before the ones that are handed out in halves
@@ -39,8 +43,12 @@ struct RowQueue {
         mine.blocks = clamped(p.schedule[kNumBlocks], 0, p.max_blocks);
         mine.long_blocks = clamped(p.schedule[kLongBlocks], 0, mine.blocks);
         mine.panels = ((p.n + kCfg.columns - 1) / kCfg.columns + p.panel - 1) / p.panel;
+        mine.long_strips = mine.long_blocks * mine.panels;
+        const u64 share = static_cast<u32>(p.schedule[kLongShare]);
+        const u64 raised = share + (share >> kLongAhead);
+        mine.long_share = raised > ~0u ? ~0u : static_cast<u32>(raised);
         mine.tiles = mine.blocks * mine.panels * p.panel;
-        mine.whole = clamped(mine.tiles - kSplitPerCta * static_cast<i32>(gridDim.x), 0, mine.tiles);
+        mine.whole = clamped(mine.tiles - static_cast<i32>(gridDim.x) / kCtasPerHalved, 0, mine.tiles);
     }
 
     __device__ void claim() const {
@@ -79,14 +87,15 @@ struct RowQueue {
         if (tile.cols == 0) tile.rows = 0;
     }
 
-    // The nth strip, a row block times a panel of neighbouring column tiles; long groups and the others take turns as
-    // often as they have strips. A panel is walked through all row blocks before the next, so that its weights stay in
-    // L2 for all row blocks of their group.
+    // The nth strip, a row block times a panel of neighbouring column tiles; long groups and the others take turns
+    // about as often as they have strips. A panel is walked through all row blocks before the next, so that its weights
+    // stay in L2 for all row blocks of their group.
     __device__ void place(RowTile& tile, i32 strip, i32 in_panel) const {
-        const u64 share = static_cast<u32>(p.schedule[kLongShare]);
-        const u64 handed = static_cast<u32>(strip) * share;  // long strips among those before, in 2^-32
-        i32 before = static_cast<i32>(handed >> 32);
-        bool is_long = static_cast<i32>((handed + share) >> 32) > before;
+        // Long strips among those before, in 2^-32.
+        const u64 handed = static_cast<u64>(static_cast<u32>(strip)) * mine.long_share;
+        i32 before = clamped(static_cast<i32>(handed >> 32), 0, mine.long_strips);
+        const i32 after = static_cast<i32>((handed + mine.long_share) >> 32);
+        bool is_long = before < mine.long_strips && after > before;
         if (mine.long_blocks == mine.blocks) {
             before = strip;
             is_long = true;
