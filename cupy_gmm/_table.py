@@ -45,7 +45,7 @@ def whole(nbytes: int) -> int:
 
 
 def shared_bytes(groups: int, blocks: BlockShape) -> int:
-    """Dynamic shared memory of `schedule_shared`: bounds in whole 16-byte reads, by height two words a group besides."""
+    """Shared memory of `schedule_shared`: bounds in whole 16-byte reads; by height, two words a group besides."""
     return 4 * (-(-(groups + 1) // 4) * 4 + (2 * groups if blocks.by_height else 0))
 
 

@@ -189,7 +189,7 @@ def as_cupy(gpu, call, addresses):
 @pytest.mark.parametrize("call", CALLS, ids=_wire.text)
 def test_launches_are_those_of_the_cupy_face(call, fake, monkeypatch):
     """Kernel, grid, block, shared memory, and every word of the parameters, at the same addresses."""
-    monkeypatch.setattr(_launch, "unit_function", lambda unit, symbol, device, smem=0: types.SimpleNamespace(handle=symbol))
+    monkeypatch.setattr(_launch, "unit_function", lambda unit, symbol, *_: types.SimpleNamespace(handle=symbol))
     found = []
     monkeypatch.setattr(_launch, "enqueue", lambda *launch: found.append(launch))
     monkeypatch.setattr(_launch, "ready", xla.repeated(lambda *launch: found.append(launch)))
