@@ -1,7 +1,8 @@
 """Runs what needs a GPU and writes one log: `python -m tests.gpu_run --out bench/results/gpu-h200.json`.
 
 Lanes: all tests marked `gpu`, those past 2^31 elements on their own, and compute-sanitizer over `sanitizer_lane` with
-memory pools off. A lane is a process with a time limit; the checkers run side by side.
+memory pools off; with `--others` all other tests, too, some of which see whether there is a GPU. A lane is a process
+with a time limit; the checkers run side by side.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from typing import Any
 from bench import facts
 
 LARGE = "tests/test_large.py"
-TESTS = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--timeout", "240")
+TESTS = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "240", "-m")
 CHECKERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 PYTEST_COUNTS = re.compile(r"(\d+) (passed|failed|error|errors|skipped)")
 
@@ -40,9 +41,9 @@ def finish(process: subprocess.Popen[bytes], began: float, limit: float, log: pa
     return {"exit": code, "seconds": round(time.monotonic() - began, 1), "closing": lines[-3:], "lines": lines}
 
 
-def tests(name: str, arguments: Sequence[str], limit: float, folder: pathlib.Path) -> dict[str, Any]:
+def tests(name: str, marker: str, arguments: Sequence[str], limit: float, folder: pathlib.Path) -> dict[str, Any]:
     log = folder / f"{name}.log"
-    record = finish(*start([*TESTS, *arguments], log), limit, log)
+    record = finish(*start([*TESTS, marker, *arguments], log), limit, log)
     counts = {
         kind: int(count) for count, kind in PYTEST_COUNTS.findall(record["closing"][-1] if record["closing"] else "")
     }
@@ -81,6 +82,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=240.0, help="seconds that one lane may take")
     parser.add_argument("--jobs", type=int, default=8, help="processes of the test lane")
     parser.add_argument("--commit", default=None, help="where there is no git: the commit of the tree")
+    parser.add_argument("--others", action="store_true", help="the tests that need no GPU, too")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--no-tests", action="store_true", help="checkers only")
     only.add_argument("--no-checkers", action="store_true", help="tests only")
@@ -89,8 +91,10 @@ def main() -> int:
     lanes = []
     if not args.no_tests:
         spread = ["-n", str(args.jobs), "--deselect", LARGE, "tests"]
-        lanes.append(tests("tests", spread, args.limit, args.logs))
-        lanes.append(tests("large", [LARGE], args.limit, args.logs))
+        lanes.append(tests("tests", "gpu", spread, args.limit, args.logs))
+        lanes.append(tests("large", "gpu", [LARGE], args.limit, args.logs))
+        if args.others:
+            lanes.append(tests("others", "not gpu", ["-n", str(args.jobs), "tests"], args.limit, args.logs))
     if not args.no_checkers:
         lanes += checkers(args.tool or CHECKERS, args.limit, args.logs)
     args.out.write_text(json.dumps({"run": facts.run(args.commit), "lanes": lanes}, indent=1) + "\n")
