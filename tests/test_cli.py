@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -172,6 +173,29 @@ def test_doctor_on_this_machine(cli):
     assert {"Python", "NVRTC", "kernel cache", "extra cli"} <= {each["what"] for each in found["findings"]}
     states = {each["state"] for each in found["findings"]}
     assert states <= {"ok", "note"}
+
+
+def test_doctor_beside_a_process_that_compiles(cli, monkeypatch, tmp_path):
+    """A file of the cache may be gone between its name and the question for its size."""
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("CUPY_GMM_CACHE_DIR", str(folder))
+    scan = os.scandir
+
+    def renamed_meanwhile(path):
+        if Path(path) != folder:
+            return scan(path)
+        for name in ("kernel.cubin", "other.tmp"):
+            (folder / name).write_bytes(b"12")
+        entries = list(scan(path))
+        (folder / "other.tmp").unlink()
+        return iter(entries)
+
+    monkeypatch.setattr(os, "scandir", renamed_meanwhile)
+    found = document(cli("doctor", "--json"))
+    (cache,) = (each for each in found["findings"] if each["what"] == "kernel cache")
+    assert cache["state"] == "ok"
+    assert "1 file, 0.0 MB" in cache["found"]
 
 
 def test_doctor_without_a_gpu_is_usable(cli, monkeypatch):

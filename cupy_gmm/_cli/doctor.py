@@ -1,5 +1,6 @@
 """`doctor`: what this machine has, what it lacks, and the remedy for each."""
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
@@ -154,7 +155,10 @@ def _kernel_cache() -> Iterator[Finding]:
         return
     folder = _env.cache_dir()
     assert folder is not None
-    sizes = [entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder)]
+    sizes = []
+    for entry in os.scandir(folder):
+        with contextlib.suppress(FileNotFoundError):  # another process names a new kernel, or removes one
+            sizes.append(entry.stat(follow_symlinks=False).st_size)
     kept = f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {sum(sizes) / 2**20:.1f} MB"
     yield Finding("kernel cache", "ok", f"{folder}: {kept}. Rules: {_CACHE_RULES}")
 
