@@ -20,7 +20,7 @@ def on_the_cpu() -> Iterator[None]:
 
 
 @pytest.fixture
-def machine() -> Iterator[Any]:
+def xla_machine() -> Iterator[Any]:
     """XLA's CPU platform calls the handlers, whose launches are NumPy's: see `xla`."""
     from tests import xla
 

@@ -115,7 +115,7 @@ def test_the_clock_says_what_went_wrong(clock, monkeypatch):
 
 
 @pytest.mark.parametrize("rebuilt", [False, True])
-def test_a_chain_holds_all_its_products(machine, arrays, clock, rebuilt):
+def test_a_chain_holds_all_its_products(xla_machine, arrays, clock, rebuilt):
     """And builds one schedule, or one for each; all is between the marks; the result is that of a single product."""
     run = jax_work.chain(ragged_dot, 5, rebuilt, clock.begin, clock.end)
     function = jax.jit(run).lower(*arrays).compile()
@@ -127,11 +127,11 @@ def test_a_chain_holds_all_its_products(machine, arrays, clock, rebuilt):
     assert [jax_work.calls_in(text, target) for target in clock._targets.values()] == [1, 1]
     found, at = [], []
     record = clock.runtime.eventRecord
-    clock.runtime.eventRecord = lambda *given: (at.append(len(machine.log)), record(*given))
+    clock.runtime.eventRecord = lambda *given: (at.append(len(xla_machine.log)), record(*given))
     clock.inside(lambda: found.append(function(*arrays)))
     y, _ = jax.block_until_ready(found[0])
-    assert machine.names().count("grouped_mm") == made
-    assert at == [0, 0, len(machine.log)]
+    assert xla_machine.names().count("grouped_mm") == made
+    assert at == [0, 0, len(xla_machine.log)]
     single = jax.jit(ragged_dot)(*arrays)
     assert np.array_equal(np.asarray(y).view(np.uint16), np.asarray(single).view(np.uint16))
 
@@ -223,7 +223,7 @@ def test_lax_is_compiled_where_an_option_is_not_known(arrays, monkeypatch):
     assert jax_work.distance(y, jax.lax.ragged_dot(*arrays)) < 1e-2
 
 
-def test_handlers_are_timed_and_do_what_they_did(machine, arrays, monkeypatch):
+def test_handlers_are_timed_and_do_what_they_did(xla_machine, arrays, monkeypatch):
     """With marks around the launches, and without: the times are less than those of the step."""
     monkeypatch.setattr(_lowering, "foreign", FOREIGN)
     for kind in (_handler.Schedule, _handler.Product):
@@ -235,9 +235,9 @@ def test_handlers_are_timed_and_do_what_they_did(machine, arrays, monkeypatch):
     wanted = jax.block_until_ready(jax_step.step(jax.lax.ragged_dot)(*operands))
     jax_step.once(step, operands, 2)
     handlers.warmed()
-    machine.log.clear()
+    xla_machine.log.clear()
     jax_step.once(step, operands, 3)
-    assert machine.names().count("grouped_mm") == 12
+    assert xla_machine.names().count("grouped_mm") == 12
     handlers.mark()
     jax_step.once(step, operands, 2)
     *lines, own = handlers.lines(3)

@@ -44,20 +44,20 @@ def same(got, want):
     assert got.tobytes() == want.tobytes()
 
 
-def test_forward(machine, operands):
+def test_forward(xla_machine, operands):
     """Each product counts from its own zeroes, where scratch lies for the first time and where it lay before."""
     x, w, _ = operands
     function = jax.jit(lambda x, w, sizes: face.ragged_dot(x, w, sizes, preferred_element_type=jnp.float32))
     for sizes in (SIZES, [0, 0, 0, 0], [40, 1, -7, 3], [2**31 - 1, 2**31 - 1, 5, 5]):
-        machine.log.clear()
+        xla_machine.log.clear()
         ends = np.clip(np.cumsum(sizes, dtype=np.int64), -(2**31), 2**31 - 1)
         same(function(x, w, jnp.array(sizes, jnp.int32)), expected(x, w, ends, out_dtype="float32"))
-        assert machine.names() == ["fill", "grouped_mm"]
-    assert len(machine.built) == 1, "the plan is made once"
+        assert xla_machine.names() == ["fill", "grouped_mm"]
+    assert len(xla_machine.built) == 1, "the plan is made once"
     assert function._cache_size() == 1, "sizes are no part of the program"
 
 
-def test_offsets(machine, operands):
+def test_offsets(xla_machine, operands):
     x, w, dy = operands
     offs = jnp.cumsum(jnp.array(SIZES, jnp.int32))
     same(jax.jit(face.grouped_mm)(x, w, offs), expected(x, w, offs))
@@ -66,10 +66,10 @@ def test_offsets(machine, operands):
     bounds = reference.clamp_offsets(np.asarray(offs), ROWS)
     reference.grouped_mm_wgrad(np.asarray(x), np.asarray(dy), bounds, want, False, 0)
     same(dw, want)
-    assert machine.names() == ["fill", "grouped_mm", "fill", "grouped_mm_wgrad"]
+    assert xla_machine.names() == ["fill", "grouped_mm", "fill", "grouped_mm_wgrad"]
 
 
-def test_one_schedule_serves_a_layer(machine, operands):
+def test_one_schedule_serves_a_layer(xla_machine, operands):
     """Two products of the same sizes and their four gradients: the table is built once.
 
     With `checkpoint` as well where its policy keeps the table; without, XLA may not merge what is recomputed.
@@ -84,9 +84,9 @@ def test_one_schedule_serves_a_layer(machine, operands):
     kept = jax.checkpoint(layer, policy=jax.checkpoint_policies.save_only_these_names(face.SCHEDULE))
     found = []
     for function, tables in ((layer, (1,)), (kept, (1,)), (jax.checkpoint(layer), (1, 2))):
-        machine.log.clear()
+        xla_machine.log.clear()
         found.append(jax.block_until_ready(jax.jit(jax.value_and_grad(function, (0, 1)))(x, w, sizes)))
-        names = machine.names()
+        names = xla_machine.names()
         assert names.count("fill") in tables
         assert names.count("grouped_mm_wgrad") == 2
         assert names.count("zero") == 0
@@ -95,7 +95,7 @@ def test_one_schedule_serves_a_layer(machine, operands):
             assert np.array_equal(one, two)
 
 
-def test_gradients_are_those_of_lax(machine, operands):
+def test_gradients_are_those_of_lax(xla_machine, operands):
     """Small integers: every product is exact. The input gradient reads the weights where they lie."""
     x, w, dy = operands
     dy = jnp.sign(dy)
@@ -105,7 +105,7 @@ def test_gradients_are_those_of_lax(machine, operands):
         return jax.jit(lambda x, w, dy: jax.vjp(lambda x, w: dot(x, w, sizes), x, w)[1](dy))
 
     ours = vjp(face.ragged_dot)(x, w, dy)
-    layouts = {problem.b_strides for name, problem in machine.log if name == "grouped_mm" and problem.k == N}
+    layouts = {problem.b_strides for name, problem in xla_machine.log if name == "grouped_mm" and problem.k == N}
     assert layouts == {(K * N, 1, N)}
     used = (np.arange(ROWS) < sum(SIZES))[:, None]
     x, dy = jnp.where(used, x, 0), jnp.where(used, dy, 0)
@@ -113,7 +113,7 @@ def test_gradients_are_those_of_lax(machine, operands):
         same(got, np.asarray(want))
 
 
-def test_a_range_of_groups(machine, operands):
+def test_a_range_of_groups(xla_machine, operands):
     """The first local group as a number and as a value of the program."""
     x, w, _ = operands
     ends = np.cumsum(SIZES)
@@ -125,10 +125,10 @@ def test_a_range_of_groups(machine, operands):
     for shape in ((), (1,)):
         same(function(x, local, jnp.full(shape, 1, jnp.int32)), want)
     same(function(x, local, jnp.int32(2)), expected(x, w[1:3], ends, 2))
-    assert [first for name, first in machine.log if name == "fill"] == [1, 1, 1, 2]
+    assert [first for name, first in xla_machine.log if name == "fill"] == [1, 1, 1, 2]
 
 
-def test_scan_and_donation(machine, operands):
+def test_scan_and_donation(xla_machine, operands):
     """A captured constant stays what it is; a donated operand is dead, and says so."""
     x, w, _ = operands
     square = w[:, :, :K]
@@ -156,12 +156,12 @@ def test_scan_and_donation(machine, operands):
             donating(dead, w)
 
 
-def test_eager_arrays(machine, operands):
+def test_eager_arrays(xla_machine, operands):
     x, w, _ = operands
     same(face.ragged_dot(x, w, np.array(SIZES, np.int32)), expected(x, w, np.cumsum(SIZES)))
 
 
-def test_an_error_of_the_plan_comes_when_the_program_is_loaded(machine, operands, monkeypatch):
+def test_an_error_of_the_plan_comes_when_the_program_is_loaded(xla_machine, operands, monkeypatch):
     """In the sentence of the library, from the instantiate stage: nothing was launched."""
     x, w, _ = operands
 
@@ -172,10 +172,10 @@ def test_an_error_of_the_plan_comes_when_the_program_is_loaded(machine, operands
     function = jax.jit(lambda x, w: face.grouped_mm(x, w, jnp.full(len(SIZES), ROWS), config="16x128"))
     with pytest.raises(jax.errors.JaxRuntimeError, match=r'INVALID_ARGUMENT.*`config` is "16x128", which cannot run'):
         function.lower(x, w).compile()
-    assert machine.names() == []
+    assert xla_machine.names() == []
 
 
-def test_a_misaligned_array_is_refused(machine):
+def test_a_misaligned_array_is_refused(xla_machine):
     call = _wire.ProductCall("grouped_mm", ROWS, K, N, 4, 4, "bfloat16", "bfloat16", False, "-")
     product = _handler.Product(call, xla.DEVICE)
     with pytest.raises(RuntimeError, match="expected multiples of 16"):
@@ -183,7 +183,7 @@ def test_a_misaligned_array_is_refused(machine):
     assert not product.known
 
 
-def test_addresses_are_packed_once_and_anew_where_they_change(machine, operands, monkeypatch):
+def test_addresses_are_packed_once_and_anew_where_they_change(xla_machine, operands, monkeypatch):
     """What is kept of them is bounded, and never taken for others."""
     monkeypatch.setattr(_execute, "MAX_KNOWN", 3)
     x, w, _ = operands
@@ -208,7 +208,7 @@ def test_addresses_are_packed_once_and_anew_where_they_change(machine, operands,
     assert {operands[0] for _, operands, _ in made} == {kept[-2][0].unsafe_buffer_pointer()}
 
 
-def test_counters_are_of_places_and_not_of_calls(machine):
+def test_counters_are_of_places_and_not_of_calls(xla_machine):
     """One for each address of scratch, whoever's it is; where none is left, scratch is zeroed."""
     calls = [
         _wire.ProductCall("grouped_mm", ROWS, k, n, 4, 4, "bfloat16", "bfloat16", False, "-")
@@ -220,12 +220,12 @@ def test_counters_are_of_places_and_not_of_calls(machine):
         product._plan.ready = lambda *given: counted.append(given[5]) or (lambda: None)
     for scratch in range(256, 256 * (xla.COUNTERS + 4), 256):
         for product in products:
-            machine.log.clear()
+            xla_machine.log.clear()
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(_launch, "zeroing", xla.repeated(lambda *arguments: zeroed.append(arguments)))
                 for launch in product.made(xla.STREAM, [4096, 8192, 12288], [16384, scratch]):
                     launch()
-    size, memory = next(iter(machine.counter_memory.items()))
+    size, memory = next(iter(xla_machine.counter_memory.items()))
     places = [memory.ctypes.data + slot * size for slot in range(xla.COUNTERS)]
     without = list(range(256 * (xla.COUNTERS + 1), 256 * (xla.COUNTERS + 4), 256))
     assert counted == [address for address in places + without for _ in products]

@@ -26,21 +26,21 @@ fake = fakes.machine
 
 
 @pytest.mark.parametrize("tokens, slots, experts", [(1, 1, 1), (29, 3, 5), (512, 8, 64), (513, 8, 64), (2500, 7, 300)])
-def test_route(machine, rng, tokens, slots, experts):
+def test_route(xla_machine, rng, tokens, slots, experts):
     """One launch up to 4096 assignments, three above, which count in a result that nobody sees."""
     function = jax.jit(face.route, static_argnums=1)
     for _ in range(3):
         ids = routes.ids_of(rng, tokens, slots, experts)
         same_routing(function(ids, experts), cupy_gmm.route(ids, experts))
     steps = ["route_single"] if tokens * slots <= 4096 else ["route_count", "route_scan", "route_place"]
-    assert machine.names() == 3 * steps
+    assert xla_machine.names() == 3 * steps
     assert function._cache_size() == 1, "ids are no part of the program"
     assert len(_handler._ready) == 1, "the launches are made once"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("width, kind", [(24, "wide"), (7, "any"), (1, "any")])
-def test_rows_and_their_gradients(machine, rng, dtype, width, kind):
+def test_rows_and_their_gradients(xla_machine, rng, dtype, width, kind):
     """The bits of the NumPy path, which the stand-ins compute from addresses."""
     routing = cupy_gmm.route(routes.ids_of(rng, TOKENS, SLOTS, EXPERTS), EXPERTS)
     x, dy = (routes.normal(rng, (rows, width), dtype) for rows in (TOKENS, TOKENS * SLOTS))
@@ -56,30 +56,30 @@ def test_rows_and_their_gradients(machine, rng, dtype, width, kind):
             same(got, want)
     moved = {"any": {"float32": "4_bytes"}.get(dtype, "2_bytes")}.get(kind, kind)
     both = [f"combine_rows_{dtype}_{kind}", f"combine_rows_backward_{dtype}_{kind}"]
-    assert machine.names() == [f"permute_rows_{moved}", both[0], *both, *both, *both]
+    assert xla_machine.names() == [f"permute_rows_{moved}", both[0], *both, *both, *both]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("inner, kind", [(16, "wide"), (5, "any")])
-def test_activation_and_its_gradient(machine, rng, dtype, inner, kind):
+def test_activation_and_its_gradient(xla_machine, rng, dtype, inner, kind):
     gate_up, dh = (routes.normal(rng, (31, n * inner), dtype) for n in (2, 1))
     h, pull = jax.vjp(jax.jit(face.silu_mul), gate_up)
     same(h, cupy_gmm.silu_mul(gate_up))
     same(pull(jnp.asarray(dh))[0], cupy_gmm.silu_mul_backward(gate_up, dh))
-    assert machine.names() == [f"silu_mul_{dtype}_{kind}", f"silu_mul_backward_{dtype}_{kind}"]
+    assert xla_machine.names() == [f"silu_mul_{dtype}_{kind}", f"silu_mul_backward_{dtype}_{kind}"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("weight_dtype", ["float32", "bfloat16"])
-def test_layer(machine, rng, dtype, weight_dtype):
+def test_layer(xla_machine, rng, dtype, weight_dtype):
     """The bits of the NumPy path, the launches of the CuPy path, one schedule for six products, one program."""
     function = jax.jit(lambda *inputs: gradients(face.expert_ffn, *inputs))
     for _ in range(2):
-        machine.log.clear()
+        xla_machine.log.clear()
         inputs = layer(rng, dtype, weight_dtype)
         for got, want in zip(function(*inputs), plain(*inputs), strict=True):
             same(got, want)
-        names = machine.names()
+        names = xla_machine.names()
         assert names.count("fill") == 1
         assert names.count("zero") == 0
         assert names.count("grouped_mm") == 4
@@ -92,7 +92,7 @@ def test_layer(machine, rng, dtype, weight_dtype):
     assert function._cache_size() == 1
 
 
-def test_layer_in_scan_with_checkpoint_and_donation(machine, rng):
+def test_layer_in_scan_with_checkpoint_and_donation(xla_machine, rng):
     """Two layers: a captured constant stays what it is, the donated state is dead."""
     x, up, down, ids, weights, _ = layer(rng)
     constant = jnp.float32(0.125)
@@ -114,7 +114,7 @@ def test_layer_in_scan_with_checkpoint_and_donation(machine, rng):
     same(last, want)
     assert np.array_equal(seen, [0.125, 0.125])
     assert dx.shape == x.shape
-    names = machine.names()
+    names = xla_machine.names()
     assert names.count("route_single") == names.count("fill") == 4  # each layer, and again before its gradient
     assert names.count("grouped_mm_wgrad") == 0  # nobody asked
     if given.is_deleted():
@@ -122,7 +122,7 @@ def test_layer_in_scan_with_checkpoint_and_donation(machine, rng):
             jnp.sign(given)
 
 
-def test_eager_arrays(machine, rng):
+def test_eager_arrays(xla_machine, rng):
     """Each call of a layer is found again: nothing is traced or made anew for other values."""
     found = set()
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_eager_arrays(machine, rng):
     assert found == {(7, 3, 1)}  # two of the products and their schedule besides
 
 
-def test_an_error_of_the_compiler_comes_when_the_program_is_loaded(machine, rng, monkeypatch):
+def test_an_error_of_the_compiler_comes_when_the_program_is_loaded(xla_machine, rng, monkeypatch):
     def unit_function(*_):
         raise cupy_gmm.CompileError("NVRTC said no.")
 
@@ -140,7 +140,7 @@ def test_an_error_of_the_compiler_comes_when_the_program_is_loaded(machine, rng,
     gate_up = routes.normal(rng, (31, 8), "bfloat16")
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"cupy_gmm: NVRTC said no\."):
         jax.jit(face.silu_mul).lower(gate_up).compile()
-    assert machine.names() == []
+    assert xla_machine.names() == []
 
 
 # ---- parameters
