@@ -182,7 +182,8 @@ def test_torch_without_plain_memory():
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float32", "int32"])
 def test_jax_on_the_cpu(name):
     jax = pytest.importorskip("jax", reason="JAX is not installed")
-    array = jax.numpy.arange(12).reshape(3, 4).astype(name)
+    with jax.default_device(jax.devices("cpu")[0]):
+        array = jax.numpy.arange(12).reshape(3, 4).astype(name)
     site, (view,) = locate(("x", array))
     assert (site.family, site.is_cpu, view.dtype, view.readonly) == ("jax", True, name, True)
     assert view.ptr == array.unsafe_buffer_pointer()

@@ -61,6 +61,7 @@ class Runtime:
 def clock(monkeypatch):
     """On XLA's CPU platform, which has no streams: it is given one."""
     monkeypatch.setattr(_abi, "stream_get", lambda api: lambda asked: asked.__setitem__(_abi.ASKED_STREAM, xla.STREAM))
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")  # where JAX has a GPU, too
     runtime = Runtime()
     made = jax_clock.Clock(runtime, lambda: runtime.log.append(("load",)), "cpu")
     made.runtime = runtime
