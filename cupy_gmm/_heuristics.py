@@ -16,8 +16,8 @@ class BlockShape(NamedTuple):
         height: Most rows of a block; a group of at most so many stays whole.
         split: Most rows of a block of a longer group.
         granule: Blocks of one group differ by at most so many rows.
-        by_height: Groups no shorter than the mean stand first, each of both by falling height of their blocks; else
-            groups stand by id.
+        by_height: Blocks of groups no shorter than the mean stand first, then those of the others, the highest of
+            each first. Otherwise blocks stand in the order of their groups' ids.
     """
 
     height: int

@@ -25,6 +25,7 @@ class Entry(NamedTuple):
     out_dtype: Any  # as CuPy takes it
     table_bytes: int  # of the scratch, for a table of its own
     scratch_bytes: int
+    counters: int | None  # where a Schedule's table has those of this product; None where they must be its own
 
 
 class Cupy(NamedTuple):
@@ -109,16 +110,13 @@ def call(
 
 def _enqueue(entry: Entry, stream: int, a: int, b: int, offs: int, out: Any, c: int, own_tickets: bool) -> Any:
     """Allocates and launches: what `_call.run` does, knowing that all arrays are CuPy's."""
-    plan, fill, out_shape, out_dtype, table_bytes, scratch_bytes = entry
+    plan, fill, out_shape, out_dtype, table_bytes, scratch_bytes, counters = entry
     if out is None:
         out = families.new_array(_cupy.ndarray, _cupy.alloc, out_shape, out_dtype)
         c = out.data.ptr
-    if not own_tickets and plan.restores:
-        if plan.partial_bytes:
-            work, start = families.new_scratch(_cupy.alloc, plan.partial_bytes)
-        else:
-            work, start = None, 0
-        plan.launch(stream, a, b, c, offs, offs + plan.counters, start, 0)
+    if not own_tickets and counters is not None:
+        work, start = families.new_scratch(_cupy.alloc, plan.partial_bytes) if plan.partial_bytes else (None, 0)
+        plan.launch(stream, a, b, c, offs, offs + counters, start, 0)
         del work
         return out
     work, start = families.new_scratch(_cupy.alloc, scratch_bytes)
@@ -154,7 +152,8 @@ def keep(key: tuple[Any, ...], plan: _plan.Plan, offs: Any, schedule: Schedule |
         entries.clear()  # at once, as other threads look; plans are kept elsewhere
     scratch_bytes = table_bytes + plan.zeroed_bytes + plan.partial_bytes
     out_dtype = families.numpy_dtype(problem.out_dtype)
-    entries[key] = Entry(plan, fill, problem.out_shape, out_dtype, table_bytes, scratch_bytes)
+    counters = plan.counters if plan.restores else None
+    entries[key] = Entry(plan, fill, problem.out_shape, out_dtype, table_bytes, scratch_bytes, counters)
 
 
 def _meets(kind: type) -> bool:

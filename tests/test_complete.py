@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 # Texts of tests that run in a process of their own; no test of this suite skips by them.
+NO_GPU = "@pytest.mark.gpu\ndef test_one():\n    pytest.skip('no CUDA device')\n"
 CASES = {
     "in a test": "def test_one():\n    pytest.skip('no compiler')\n",
     "in a fixture": "@pytest.fixture\ndef tool():\n    pytest.skip('no compiler')\n\ndef test_one(tool):\n    pass\n",
@@ -44,5 +45,4 @@ def test_a_skip_fails_where_nothing_is_wanting(name: str, tmp_path: Path) -> Non
 
 
 def test_the_want_of_a_gpu_is_no_failure(tmp_path: Path) -> None:
-    text = "@pytest.mark.gpu\ndef test_one():\n    pytest.skip('no CUDA device')\n"
-    assert run(tmp_path, text, "--complete").returncode == 0
+    assert run(tmp_path, NO_GPU, "--complete").returncode == 0

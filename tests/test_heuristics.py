@@ -5,7 +5,7 @@ import types
 import pytest
 
 from bench.shapes import PROBLEMS
-from cupy_gmm import _device, _heuristics, _plan
+from cupy_gmm import _device, _heuristics, _plan, _table
 from cupy_gmm._config import CONFIGS
 from cupy_gmm.errors import ArgumentError
 
@@ -78,6 +78,17 @@ def test_pieces_of_a_split_are_long_and_few(rows: int, tiles: int) -> None:
         assert chunk % 64 == 0
         assert chunk >= _heuristics.SHORTEST_PIECE
         assert rows // chunk * tiles <= _heuristics.SPLIT_TILES
+
+
+def test_counters_behind_a_schedule_are_enough_for_any_weight_gradient() -> None:
+    """The kernel counts arrivals there and looks at no limit: one word too few would be another array's."""
+    config = CONFIGS["hopper-wgrad-pingpong-128x192"]
+    most = 0
+    for tiles in range(1, 300):
+        for rows in (*range(0, 400_000, 1999), 768 * 1365, 2**31 - 1):
+            slots = _plan._pieces(types.SimpleNamespace(op="grouped_mm_wgrad", rows=rows), tiles)[1]
+            most = max(most, _plan._scratch(config, tiles, slots)[0])
+    assert 0.95 * _table.COUNTER_WORDS < most <= _table.COUNTER_WORDS
 
 
 @pytest.mark.parametrize(
