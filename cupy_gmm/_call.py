@@ -162,7 +162,7 @@ def run(
             table_ptr, tickets = work.ptr, work.ptr + table.nbytes
             partials = tickets + plan.zeroed_bytes
             fill = _schedule.fill_of(table, offs, host_offset, problem.groups, plan.zeroed_words)
-            fill.launch(site.stream, offs.ptr, 0 if offset_view is None else offset_view.ptr, table_ptr, tickets)
+            fill(site.stream, offs.ptr, 0 if offset_view is None else offset_view.ptr, table_ptr, tickets)
         elif plan.restores and schedule.stream == site.stream and not site.in_graph():
             work = site.scratch(plan.partial_bytes) if plan.partial_bytes else None
             table_ptr, tickets = offs.ptr, offs.ptr + plan.counters
@@ -173,7 +173,7 @@ def run(
             _launch.zero(tickets, plan.zeroed_words * 4, site.stream)
         if check == "sync":
             _schedule.raise_for_status(_schedule.read_word(table_ptr + 4 * _schedule.STATUS_WORD, site), problem.rows)
-        if plan.kernel is not None:
+        if not plan.idle:
             status = _schedule.status_word(site.device).data.ptr if check == "async" else 0
             plan.launch(site.stream, a.ptr, b.ptr, out_view.ptr, table_ptr, tickets, partials, status)
         site.hold((*views, work))

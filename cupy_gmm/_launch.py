@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from . import _compile, _device, _source
 
 MAX_PARAMS_BYTES = 4096  # what CUDA takes
+MAX_KNOWN = 1024  # sets of addresses that the launches of one kernel remember
 
 # Argument blocks that no launch is using: the bytes, and the address of the pointer to them. The driver copies a block
 # during the launch, so there are as many as launches have been under way at once, in threads or in signal handlers.
@@ -63,6 +64,41 @@ def ready(kernel: Kernel, stream: int, params: bytes) -> Callable[[], object]:
     again = functools.partial(_cuda().driver.launchKernel, handle, x, y, z, block, 1, 1, smem, stream, pointer, 0)
     again.params = view  # type: ignore[attr-defined]  # lives as long
     return again
+
+
+class Launcher:
+    """Launches one kernel, with another stream and other addresses each time, or with the same ones again.
+
+    Arrays come to lie where they lay before: the second launch alike keeps its argument block, and those after it pack
+    nothing.
+    """
+
+    __slots__ = ("_kernel", "_known", "_pack")
+
+    def __init__(self, kernel: Kernel, pack: Callable[..., bytes]) -> None:
+        """`pack` makes the kernel's one struct argument of the addresses."""
+        self._kernel = kernel
+        self._pack = pack
+        self._known: dict[tuple[int, ...], Callable[[], object] | None] = {}  # None: there was one
+
+    def __call__(self, *stream_and_addresses: int) -> None:
+        """Launches; the device must be current. perf: bench/notes/0005-host-cost.md"""
+        again = self._known.get(stream_and_addresses)
+        if again is not None:
+            again()
+        elif stream_and_addresses in self._known:
+            again = self._known[stream_and_addresses] = self.ready(*stream_and_addresses)
+            again()
+        else:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()  # another thread that launches from there holds what it took
+            self._known[stream_and_addresses] = None
+            stream, *addresses = stream_and_addresses
+            enqueue(self._kernel, stream, self._pack(*addresses))
+
+    def ready(self, stream: int, *addresses: int) -> Callable[[], object]:
+        """One launch, to be repeated."""
+        return ready(self._kernel, stream, self._pack(*addresses))
 
 
 def launch(function: Any, grid: int | tuple[int, ...], block: int, smem: int, site: Any, params: bytes) -> None:

@@ -33,25 +33,23 @@ class Plan:
     """One product, ready but for addresses.
 
     Attributes:
-        kernel: None when there is nothing to compute.
-        pack: Tensor maps, pointers and `facts` to the kernel's argument.
-        facts: The part of Params behind the pointers.
+        idle: There is nothing to compute, and so nothing to launch.
+        launch: To be called with (stream, a, b, c, table, tickets, partials, status): the CUDA handle of the stream,
+            and the addresses of x, of w or dy, of the result, of the schedule, of `zeroed_words` that are zero, of
+            `partial_bytes` of scratch, and of the word that findings go to or 0.
         zeroed_words: int32 words that must be zero at launch: the ticket counter and, for splits, arrivals.
         zeroed_bytes: Their place in the scratch, rounded up.
         partial_bytes: Scratch for the accumulators of split groups.
-        maps: Tensor maps of the operands, on Hopper's path.
     """
 
     problem: Problem
     config: Config
     table: TableShape
-    kernel: _launch.Kernel | None
-    pack: Callable[..., bytes]
-    facts: bytes
+    idle: bool
+    launch: _launch.Launcher
     zeroed_words: int
     zeroed_bytes: int
     partial_bytes: int
-    maps: _tensormap.Maps | None
 
     @property
     def restores(self) -> bool:
@@ -62,33 +60,6 @@ class Plan:
     def counters(self) -> int:
         """Where a Schedule's table has the counters of this product, in bytes from its beginning."""
         return TICKET_BYTES if isinstance(self.config, HopperRowsConfig) else self.table.nbytes
-
-    def launch(self, stream: int, a: int, b: int, c: int, table: int, tickets: int, partials: int, status: int) -> None:
-        """Launches on `stream`: the device must be current, and there must be something to compute.
-
-        Args:
-            stream: CUDA handle.
-            a: Address of x.
-            b: Address of w or dy.
-            c: Address of the result.
-            table: Address of the schedule.
-            tickets: Address of `zeroed_words` that are zero.
-            partials: Address of `partial_bytes` of scratch.
-            status: Address of the word that findings go to, or 0.
-        """
-        params = self._params(a, b, c, table, tickets, partials, status)
-        _launch.enqueue(self.kernel, stream, params)  # type: ignore[arg-type]
-
-    def ready(
-        self, stream: int, a: int, b: int, c: int, table: int, tickets: int, partials: int, status: int
-    ) -> Callable[[], object]:
-        """`launch`, to be repeated."""
-        params = self._params(a, b, c, table, tickets, partials, status)
-        return _launch.ready(self.kernel, stream, params)  # type: ignore[arg-type]
-
-    def _params(self, a: int, b: int, c: int, table: int, tickets: int, partials: int, status: int) -> bytes:
-        maps = b"" if self.maps is None else self.maps.encoded(a, b, c)
-        return self.pack(maps, a, b, c, table, tickets, status, partials, self.facts)
 
 
 def build(problem: Problem, groups: int, table: TableShape | None, config: str | None, device: int) -> Plan:
@@ -121,18 +92,17 @@ def build(problem: Problem, groups: int, table: TableShape | None, config: str |
     function, registers = _load(variant, device)
     resident = resident_ctas(chosen, registers, facts.smem_per_sm)
     grid = min(tickets + slots * tiles, resident * facts.sm_count)
-    maps = _tensormap.maps(problem, chosen) if isinstance(chosen, WgmmaConfig) else None
+    kernel = _launch.Kernel(function.handle, (grid, 1, 1), chosen.threads, chosen.shared_bytes)
+    pack = _packer(problem, chosen, _facts(problem, table, chosen, chunk, slots))
     return Plan(
         problem=problem,
         config=chosen,
         table=table,
-        kernel=_launch.Kernel(function.handle, (grid, 1, 1), chosen.threads, chosen.shared_bytes) if grid else None,
-        pack=params_struct(0 if maps is None else maps.nbytes).pack,
-        facts=_facts(problem, table, chosen, chunk, slots),
+        idle=grid == 0,
+        launch=_launch.Launcher(kernel, pack),
         zeroed_words=zeroed,
         zeroed_bytes=whole(zeroed * 4),
         partial_bytes=partial_bytes,
-        maps=maps,
     )
 
 
@@ -246,6 +216,18 @@ def _tickets(problem: Problem, table: TableShape, config: Config, tiles: int) ->
         panel = _heuristics.panel_tiles(problem.n, config.tile_n)
         return 2 * -(-tiles // panel) * panel * table.max_blocks
     return tiles * table.max_blocks * -(-table.blocks.height // config.tile_m)
+
+
+def _packer(problem: Problem, config: Config, facts: bytes) -> Callable[..., bytes]:
+    """From the addresses of a launch to the kernel's argument; `facts` is the part of Params behind the pointers."""
+    maps = _tensormap.maps(problem, config) if isinstance(config, WgmmaConfig) else None
+    pack = params_struct(0 if maps is None else maps.nbytes).pack
+
+    def packed(a: int, b: int, c: int, table: int, tickets: int, partials: int, status: int) -> bytes:
+        encoded = b"" if maps is None else maps.encoded(a, b, c)
+        return pack(encoded, a, b, c, table, tickets, status, partials, facts)
+
+    return packed
 
 
 def _facts(problem: Problem, table: TableShape, config: Config, chunk: int, slots: int) -> bytes:

@@ -112,7 +112,7 @@ def make_schedule(offs: Any, rows: int, *, group_offset: Any = 0, out: Schedule 
         else:
             fill = fill_of(shape, offs_view, host_offset, UNKNOWN_GROUPS, _table.COUNTER_WORDS)
             offset_ptr, counters = 0 if offset_view is None else offset_view.ptr, table_view.ptr + shape.nbytes
-            fill.launch(site.stream, offs_view.ptr, offset_ptr, table_view.ptr, counters)
+            fill(site.stream, offs_view.ptr, offset_ptr, table_view.ptr, counters)
             site.hold((offs_view, offset_view, table_view))
     if out is not None:
         return out
@@ -129,7 +129,7 @@ def _counting_stream(site: Any) -> int:
 
 def fill_of(
     shape: _table.TableShape, offs: Any, host_offset: int | None, num_groups: int, zeroed_words: int
-) -> _table.Fill:
+) -> _launch.Launcher:
     """The launch that fills a table from the offsets of a View; kept, but for addresses."""
     wide = offs.dtype == "int64"
     return _table.fill(shape, offs.strides[0], wide, host_offset or 0, num_groups, zeroed_words, offs.device)

@@ -1,7 +1,6 @@
 """The row-block table of a schedule: its extents, and the launch that fills it. Used by `_plan` and `_schedule`."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import _device, _launch
@@ -49,38 +48,11 @@ def shared_bytes(groups: int, blocks: BlockShape) -> int:
     return 4 * (-(-(groups + 1) // 4) * 4 + (2 * groups if blocks.by_height else 0))
 
 
-class Fill:
-    """The launch that fills a table, ready but for addresses."""
-
-    __slots__ = ("_facts", "_kernel")
-
-    def __init__(self, kernel: _launch.Kernel, facts: bytes) -> None:
-        self._kernel = kernel
-        self._facts = facts
-
-    def launch(self, stream: int, offs: int, group_offset: int, table: int, zeroed: int) -> None:
-        """Launches on `stream`: the device must be current.
-
-        Args:
-            stream: CUDA handle.
-            offs: Address of the end offsets.
-            group_offset: Address of the group offset, or 0 where the host knows it.
-            table: Address of the table.
-            zeroed: Address of the words to zero, or 0.
-        """
-        _launch.enqueue(self._kernel, stream, SCHEDULE_PARAMS.pack(offs, group_offset, table, zeroed, self._facts))
-
-    def ready(self, stream: int, offs: int, group_offset: int, table: int, zeroed: int) -> Callable[[], object]:
-        """`launch`, to be repeated."""
-        params = SCHEDULE_PARAMS.pack(offs, group_offset, table, zeroed, self._facts)
-        return _launch.ready(self._kernel, stream, params)
-
-
 def fill(
     shape: TableShape, stride: int, wide: bool, group_offset: int, num_groups: int, zeroed_words: int, device: int,
     sizes: bool = False,
-) -> Fill:  # fmt: skip
-    """The launch for one kind of offsets, made once.
+) -> _launch.Launcher:  # fmt: skip
+    """What fills a table from one kind of offsets, made once.
 
     Args:
         shape: Of the table.
@@ -91,6 +63,10 @@ def fill(
         zeroed_words: int32 words that the kernel zeroes besides.
         device: CUDA ordinal.
         sizes: Whether the size of each group comes in place of its end offset.
+
+    Returns:
+        To be called with (stream, offs, group_offset, table, zeroed): the CUDA handle of the stream, and the addresses
+        of the offsets, of the group offset (0 where the host knows it), of the table, and of the words to zero or 0.
     """
     facts = stride, wide, group_offset, num_groups, zeroed_words, device, sizes
     return _fill(shape.groups, shape.rows, shape.blocks, *facts)
@@ -100,7 +76,7 @@ def fill(
 def _fill(
     groups: int, rows: int, blocks: BlockShape, stride: int, wide: bool, group_offset: int, num_groups: int,
     zeroed_words: int, device: int, sizes: bool,
-) -> Fill:  # fmt: skip
+) -> _launch.Launcher:  # fmt: skip
     shape = table_shape(groups, rows, blocks)
     facts = SCHEDULE_FACTS.pack(
         stride if groups > 1 else 0,
@@ -117,12 +93,17 @@ def _fill(
         blocks.by_height,
         sizes,
     )
+
+    def pack(*addresses: int) -> bytes:
+        return SCHEDULE_PARAMS.pack(*addresses, facts)
+
     if groups > MAX_SHARED_GROUPS:
         function = _launch.unit_function(UNIT, "schedule_global", device)
-        return Fill(_launch.Kernel(function.handle, (1, 1, 1), THREADS, 0), facts)
+        return _launch.Launcher(_launch.Kernel(function.handle, (1, 1, 1), THREADS, 0), pack)
     function = _launch.unit_function(UNIT, "schedule_shared", device, shared_bytes(MAX_SHARED_GROUPS, blocks))
     work = max(shape.max_blocks // (4 * THREADS), groups // GROUPS_PER_CTA)
-    return Fill(_launch.Kernel(function.handle, (1 + work, 1, 1), THREADS, shared_bytes(groups, blocks)), facts)
+    kernel = _launch.Kernel(function.handle, (1 + work, 1, 1), THREADS, shared_bytes(groups, blocks))
+    return _launch.Launcher(kernel, pack)
 
 
 _device.forget_in_child(_fill.cache_clear)

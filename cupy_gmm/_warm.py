@@ -9,7 +9,7 @@ perf: bench/notes/0005-host-cost.md
 import sys
 from typing import Any, NamedTuple
 
-from . import _device, _launch, _plan, _schedule, _table
+from . import _device, _launch, _plan, _schedule
 from ._arrays import families, lifetime
 from ._schedule import Schedule
 
@@ -20,7 +20,7 @@ class Entry(NamedTuple):
     """What a call needs besides addresses."""
 
     plan: _plan.Plan
-    fill: _table.Fill | None  # None where the caller gives a Schedule
+    fill: _launch.Launcher | None  # None where the caller gives a Schedule
     out_shape: tuple[int, ...]
     out_dtype: Any  # as CuPy takes it
     table_bytes: int  # of the scratch, for a table of its own
@@ -126,7 +126,7 @@ def _enqueue(entry: Entry, stream: int, a: int, b: int, offs: int, out: Any, c: 
         _launch.zero(tickets, plan.zeroed_words * 4, stream)
         plan.launch(stream, a, b, c, offs, tickets, partials, 0)
     else:
-        fill.launch(stream, offs, 0, start, tickets)
+        fill(stream, offs, 0, start, tickets)
         plan.launch(stream, a, b, c, start, tickets, partials, 0)
     del work  # not before the launches: CuPy gives it to whoever asks next on this stream
     return out
@@ -142,7 +142,7 @@ def keep(key: tuple[Any, ...], plan: _plan.Plan, offs: Any, schedule: Schedule |
         schedule: What the caller gave instead of offsets.
         host_offset: The group offset that the caller gave.
     """
-    if key in entries or plan.kernel is None:
+    if key in entries or plan.idle:
         return
     problem, fill, table_bytes = plan.problem, None, 0
     if schedule is None:

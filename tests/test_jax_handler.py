@@ -217,7 +217,7 @@ def test_counters_are_of_places_and_not_of_calls(xla_machine):
     products = [_handler.Product(call, xla.DEVICE) for call in calls]
     counted, zeroed = [], []
     for product in products:
-        product._plan.ready = lambda *given: counted.append(given[5]) or (lambda: None)
+        product._plan.launch.ready = lambda *given: counted.append(given[5]) or (lambda: None)
     for scratch in range(256, 256 * (xla.COUNTERS + 4), 256):
         for product in products:
             xla_machine.log.clear()

@@ -67,7 +67,7 @@ def test_sizes_in_place_of_offsets(count: int, gpu: Backend, rng: np.random.Gene
             given = cupy.asarray(sizes.astype(dtype))
             table = cupy.full(shape.words, -1, np.int32)
             fill = _table.fill(shape, 1, dtype == np.int64, 0, UNKNOWN_GROUPS, 0, 0, sizes=True)
-            fill.launch(cupy.cuda.get_current_stream().ptr, given.data.ptr, 0, table.data.ptr, 0)
+            fill(cupy.cuda.get_current_stream().ptr, given.data.ptr, 0, table.data.ptr, 0)
             check_words(gpu.get(table), shape, ends, rows)
 
 

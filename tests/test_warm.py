@@ -47,7 +47,9 @@ def gpu(request: pytest.FixtureRequest, machine: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(_plan, "_load", lambda variant, device: (function(variant.symbol, device), 128))
     monkeypatch.setattr(_launch, "unit_function", lambda unit, symbol, device, smem=0: function(unit, symbol, device))
     monkeypatch.setattr(_tensormap.MapShape, "encode", encode)
+    new_block = _launch._new_block
     monkeypatch.setattr(_launch, "_spare", NoneSpare())
+    monkeypatch.setattr(_launch, "_new_block", lambda room=0: new_block())  # which the log reads to the end
     monkeypatch.setattr(_table, "_fill", functools.lru_cache(_table._fill.__wrapped__))
     monkeypatch.setattr(_call, "plans", {})
     monkeypatch.setattr(_device, "_forgetters", [])
@@ -296,8 +298,15 @@ def test_memory_that_is_not_there(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert gpu.located == 0
 
 
-def test_a_launch_inside_a_launch(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("remembered", [False, True])
+def test_a_launch_inside_a_launch(remembered: bool, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal handler, or another thread, launches just before the driver reads: each has its own arguments."""
+
+    def packed(launches: Any, stream: int, *addresses: int) -> None:
+        _launch.enqueue(launches._kernel, stream, launches._pack(*addresses))
+
+    if not remembered:
+        monkeypatch.setattr(_launch.Launcher, "__call__", packed)
     monkeypatch.setattr(_launch, "_spare", [])
     inner = _launch.Kernel(7, (1, 1, 1), 32, 0)
     driver = gpu.cupy.cuda.driver
@@ -314,22 +323,25 @@ def test_a_launch_inside_a_launch(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> 
     _, expected = enqueued(gpu, departures.forward, nothing)
     monkeypatch.setattr(_launch, "_spare", [])
     monkeypatch.setattr(driver, "launchKernel", interrupted)
-    _, found = enqueued(gpu, departures.forward, nothing)
+    for _ in range(3):
+        _, found = enqueued(gpu, departures.forward, nothing)
     launches = [entry for entry in found if entry[0] == "launch"]
     assert [entry[1] for entry in launches[::2]] == [7, 7]
     wanted = [entry for entry in expected if entry[0] == "launch"]
     for got, want in zip(launches[1::2], wanted, strict=True):
         assert got[:-1] == want[:-1]
         assert got[-1].startswith(want[-1])
-    assert len(_launch._spare) == 2
+    assert len(_launch._spare) == (1 if remembered else 2)
 
 
-def test_many_threads(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("base", [departures.forward_out, departures.forward_scheduled_here])
+def test_many_threads(base: Callable[[Any], Given], gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight threads repeat eight calls: every launch has the arguments of one of them, none of two."""
     monkeypatch.setattr(_launch, "_spare", [])
+    monkeypatch.setattr(_launch, "MAX_KNOWN", 5)  # so that what is known comes and goes
     calls = []
     for number in range(8):
-        given = departures.forward_out(gpu)
+        given = base(gpu)
         given.a = departures.array(gpu, 0x100 + number, (departures.ROWS, departures.K))
         given.options["out"] = departures.array(gpu, 0x200 + number, (departures.ROWS, departures.N))
         calls.append(given)

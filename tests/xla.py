@@ -111,7 +111,10 @@ class Machine:
             self.log.append((problem.op, problem))
 
         return types.SimpleNamespace(
-            ready=repeated(launch), zeroed_words=zeroed_words, zeroed_bytes=zeroed_bytes, restores=True
+            launch=types.SimpleNamespace(ready=repeated(launch)),
+            zeroed_words=zeroed_words,
+            zeroed_bytes=zeroed_bytes,
+            restores=True,
         )
 
 

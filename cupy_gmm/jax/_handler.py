@@ -66,7 +66,7 @@ class Product(Launches):
         # The table is shared by products that XLA may run side by side: each counts its tiles in its own memory.
         counter = 0 if self._counters is None else self._counters.at(scratch)
         partials = scratch + self._plan.zeroed_bytes
-        product = self._plan.ready(stream, a, b, c, table, counter or scratch, partials, 0)
+        product = self._plan.launch.ready(stream, a, b, c, table, counter or scratch, partials, 0)
         return (product,) if counter else (_launch.zeroing(scratch, self._zeroed, stream), product)
 
 
