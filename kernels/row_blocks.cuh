@@ -34,21 +34,22 @@ __device__ RowBlock tail_block(const ScheduleParams& p, i32 used_rows, int nth) 
                     parts_of(static_cast<i32>(end_row - first_row), p.granule) * p.granule};
 }
 
-// Whether a group is no shorter than the mean of those that have rows.
-__device__ bool is_long(i32 length, i32 used_rows, i32 groups_with_rows) {
-    return static_cast<i64>(length) * groups_with_rows >= used_rows;
-}
-
 // What all others want to know of a group for a table by height.
 struct Standing {
+    static constexpr u32 kLong = 1u << 31;
+
     i32 blocks;
     u32 rank;  // the greater comes first: of a long group, then by the granules of the highest block
+
+    __device__ bool is_long() const { return (rank & kLong) != 0; }
 };
 
+// A group is long if it is no shorter than the mean of those that have rows.
 __device__ Standing standing_of(const ScheduleParams& p, i32 length, i32 used_rows, i32 groups_with_rows) {
     const i32 blocks = blocks_of(p, length);
     const i32 granules = blocks > 0 ? parts_of(parts_of(length, p.granule), blocks) : 0;
-    return {blocks, static_cast<u32>(granules) | (is_long(length, used_rows, groups_with_rows) ? 1u << 31 : 0)};
+    const bool is_long = static_cast<i64>(length) * groups_with_rows >= used_rows;
+    return {blocks, static_cast<u32>(granules) | (is_long ? Standing::kLong : 0)};
 }
 
 }  // namespace cupy_gmm

@@ -127,12 +127,13 @@ __device__ void write_group(const ScheduleParams& p, const i32* bounds, const St
 }
 
 // Blocks of long groups: they stand first in a table by height.
-__device__ i32 count_long_blocks(const ScheduleParams& p, const i32* bounds, const Totals& totals, i32* warp_totals) {
+__device__ i32 count_long_blocks(const ScheduleParams& p, const Standings& standings, const Totals& totals,
+                                 i32* warp_totals) {
     if (p.by_height == 0) return totals.blocks;
     i32 mine = 0;
     for (int group = static_cast<int>(threadIdx.x); group < p.groups; group += kScheduleThreads) {
-        const i32 length = bounds[group + 1] - bounds[group];
-        if (is_long(length, bounds[p.groups], totals.groups)) mine += blocks_of(p, length);
+        const Standing standing = standings[group];
+        if (standing.is_long()) mine += standing.blocks;
     }
     i32 sum = 0;
     block_scan<Sum, kScheduleWarps>(mine, sum, warp_totals);
@@ -196,7 +197,7 @@ __device__ void build(const ScheduleParams& p, i32* bounds, Standing* found) {
     if (blockIdx.x == 0) {
         i32* const padding = order + p.groups;
         if (padding + threadIdx.x < reinterpret_cast<i32*>(blocks)) padding[threadIdx.x] = 0;
-        const i32 long_blocks = count_long_blocks(p, bounds, totals, warp_totals);
+        const i32 long_blocks = count_long_blocks(p, standings, totals, warp_totals);
         write_header(p, bounds, totals, static_cast<i32>(group_offset), all_blocks, long_blocks);
     }
     if (p.zeroed != nullptr) {

@@ -26,8 +26,8 @@ struct HopperMainloop {
     int steps;
     StageExtent extent;
 
-    // The extents of the n side that there are: close where the tensor cores bound, few where the loads do, and
-    // products with one half are rarely short. perf: bench/notes/0010-between-two-tiles.md
+    // The extents of the n side that there are. perf: below 96 more of them gain nothing, and products with one half
+    // are rarely short (bench/notes/0010-between-two-tiles.md).
     static constexpr int extent_after(int n) {
         if (kHalves == 2) return n + (n >= 96 ? 8 : n >= 32 ? 32 : 16);
         return n + (n >= 192 ? 16 : n == 16 ? 48 : 32);
