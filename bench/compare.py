@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import choice, trees
+from bench import choice, one_gpu, trees
 
 OPS = ("forward", "input-gradient", "weight-gradient")
 
@@ -137,4 +137,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    one_gpu()
     sys.exit(main())

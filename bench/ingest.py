@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import facts
+from bench import facts, one_gpu
 from cupy_gmm import _compile, _device, _launch, _source, _tensormap
 
 SOURCE = pathlib.Path(__file__).with_suffix(".cu")
@@ -125,4 +125,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    one_gpu()
     main()

@@ -43,7 +43,7 @@ from rich.console import Console
 from rich.table import Table
 
 import cupy_gmm.jax
-from bench import facts, shapes
+from bench import facts, one_gpu, shapes
 from bench.jax_clock import Clock, Pair, kernels
 from bench.jax_contenders import as_words, from_cupy, last_of, of_lax, pallas, programs
 from bench.jax_work import HIDDEN, INNER, LAYER_COUNTS, distance, layer, length
@@ -256,4 +256,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    one_gpu()
     main()

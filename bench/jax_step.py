@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 import cupy_gmm.jax
-from bench import shapes
+from bench import one_gpu, shapes
 from cupy_gmm.jax import _abi, _handler, _lowering
 
 ROUNDS = 9
@@ -176,4 +176,5 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    one_gpu()
     main(sys.argv[1:])

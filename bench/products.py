@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 import cupy_gmm
-from bench import choice, facts, peers, report, timing, work
+from bench import choice, facts, one_gpu, peers, report, timing, work
 from bench.clocks import Clocks
 from bench.peers import Peer, cublas
 from cupy_gmm import _call, _config, ops
@@ -185,4 +185,5 @@ def write(document: dict[str, Any], path: pathlib.Path | None) -> None:
 
 
 if __name__ == "__main__":
+    one_gpu()
     main()

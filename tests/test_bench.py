@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import bench
 from bench import clocks, report, shapes
 from bench.shapes import Problem
 
@@ -23,6 +25,26 @@ OPS = ("forward", "input-gradient", "weight-gradient")
 @pytest.fixture
 def torch():
     return pytest.importorskip("torch", reason="torch is not installed")
+
+
+# ---- the machine
+
+
+@pytest.mark.parametrize("given, seen", [(None, "0"), ("0,1", "0"), ("3", "3"), ("GPU-5f,GPU-17", "GPU-5f"), ("", "")])
+def test_a_benchmark_sees_one_gpu(given, seen, monkeypatch):
+    monkeypatch.delenv(bench.VISIBLE, raising=False)
+    if given is not None:
+        monkeypatch.setenv(bench.VISIBLE, given)
+    bench.one_gpu()
+    assert os.environ[bench.VISIBLE] == seen
+
+
+def test_every_benchmark_takes_one_gpu():
+    """A peer that takes all of them would have the clock wait on another one."""
+    runs = {path.stem: path.read_text() for path in RESULTS.parent.glob("*.py")}
+    runs = {name: text.split('if __name__ == "__main__":\n')[1] for name, text in runs.items() if "__main__" in text}
+    without = {name for name, text in runs.items() if not text.startswith("    one_gpu()\n")}
+    assert without == {"report", "compare_run"}, "one reads records, and the other is started by `compare`"
 
 
 # ---- the judge
