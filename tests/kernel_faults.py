@@ -57,9 +57,10 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "last tiles in halves, the second left out": (
         "sm90/row_queue.cuh",
-        "narrow(tile, past_whole % 2);",
-        "narrow(tile, 0);",
+        "share(tile, past_whole % 2);",
+        "share(tile, 0);",
     ),
+    "last tiles of few tokens left out": ("sm90/row_queue.cuh", "else if (half == 1) {", "else {"),
     "the forward's counter left behind": (
         "sm90/row_queue.cuh",
         "const i32 tickets = 2 * mine.tiles - mine.whole;",

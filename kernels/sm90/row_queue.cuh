@@ -3,7 +3,7 @@
 // Row blocks of long groups keep the tensor cores busy, those of short groups, which each need weights of their own,
 // the memory: the tickets walk both lists side by side, each from its highest blocks on, so that the last tiles are
 // short. A ticket is a wide tile; where the row block is too high for one, and for the last tickets, which end closer
-// together then, it is one of two narrow tiles.
+// together then, it is one of two narrow tiles. (Of the last ones those with few tokens stay whole.)
 #pragma once
 
 #include "../params.cuh"
@@ -13,8 +13,9 @@
 
 namespace cupy_gmm {
 
-// perf: both bench/notes/0011-end-of-a-launch.md
+// perf: all three bench/notes/0011-end-of-a-launch.md
 inline constexpr i32 kCtasPerHalved = 2;  // for so many CTAs, one of the last wide tiles is handed out in halves
+inline constexpr i32 kWholeTokens = 32;   // but none with so few tokens or less
 inline constexpr int kLongAhead = 5;      // long groups take turns more often by 2^-5, so the others end the launch
 
 // What the walking thread knows; kept in shared memory, since it has few registers.
@@ -73,7 +74,7 @@ struct RowQueue {
         tile.rows = 0;
         place(tile, nth / p.panel, nth % p.panel);
         if (past_whole >= 0) {
-            narrow(tile, past_whole % 2);
+            share(tile, past_whole % 2);
         } else if (tile.rows > kCfg.wide_tokens) {
             narrow(tile, mine.second);
             mine.second = mine.second == 0 ? 1 : 2;
@@ -81,6 +82,15 @@ struct RowQueue {
     }
 
    private:
+    // What a ticket gets of a tile that two of them stand for.
+    __device__ static void share(RowTile& tile, i32 half) {
+        if (tile.rows > kWholeTokens) {
+            narrow(tile, half);
+        } else if (half == 1) {
+            tile.rows = 0;  // the other has all of it
+        }
+    }
+
     __device__ static void narrow(RowTile& tile, i32 half) {
         tile.col += half * kCfg.narrow_columns();
         tile.cols = clamped(tile.cols - half * kCfg.narrow_columns(), 0, kCfg.narrow_columns());
