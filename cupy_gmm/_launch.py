@@ -5,10 +5,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from . import _compile, _device, _source
+from . import _compile, _device, _recent, _source
 
 MAX_PARAMS_BYTES = 4096  # what CUDA takes
-MAX_KNOWN = 1024  # sets of addresses that the launches of one kernel remember
 
 # Argument blocks that no launch is using: the bytes, and the address of the pointer to them. The driver copies a block
 # during the launch, so there are as many as launches have been under way at once, in threads or in signal handlers.
@@ -87,12 +86,11 @@ class Launcher:
         if again is not None:
             again()
         elif stream_and_addresses in self._known:
-            again = self._known[stream_and_addresses] = self.ready(*stream_and_addresses)
+            again = self.ready(*stream_and_addresses)
+            _recent.remember(self._known, stream_and_addresses, again)
             again()
         else:
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()  # another thread that launches from there holds what it took
-            self._known[stream_and_addresses] = None
+            _recent.remember(self._known, stream_and_addresses, None)
             stream, *addresses = stream_and_addresses
             enqueue(self._kernel, stream, self._pack(*addresses))
 

@@ -3,7 +3,7 @@
 import ctypes
 from dataclasses import dataclass
 
-from . import _device
+from . import _device, _recent
 from ._config import (
     ELEMENT_BYTES,
     GROUPED_MM,
@@ -19,7 +19,6 @@ from ._variants import K_MAJOR, MN_MAJOR
 MAP_BYTES = 128
 ADDRESS_BYTES = 8  # of a map, in front
 PINGPONG_NARROW = 128  # columns of a narrow tile; kNarrow in sm90/config.cuh
-MAX_KEPT = 1024  # addresses a plan remembers
 MAX_STRIDE_BYTES = 1 << 40
 MAX_RAGGED_STRIDE_BYTES = 1 << 34
 RAGGED = 1 << 30  # kRagged; RAGGED * 2^34 = 2^64
@@ -99,8 +98,6 @@ class Side:
         return self._known.get(address) or self._encode(address)
 
     def _encode(self, address: int) -> bytes:
-        if len(self._known) >= MAX_KEPT:
-            self._known.clear()
         head = address.to_bytes(ADDRESS_BYTES, "little")
         patched = b"".join(head + tail for tail in self._tails)
         made = patched if self._patches else b"".join(shape.encode(address) for shape in self._shapes)
@@ -109,7 +106,7 @@ class Side:
             self._tails = tuple(made[start : start + MAP_BYTES - ADDRESS_BYTES] for start in starts)
         elif self._patches is None:
             self._patches = made == patched
-        self._known[address] = made
+        _recent.remember(self._known, address, made)
         return made
 
 

@@ -1,5 +1,6 @@
 """Fixtures and the `gpu` marker. Seeds are printed; `--seed N` repeats a run."""
 
+import collections
 import functools
 import os
 import zlib
@@ -16,6 +17,7 @@ import hypothesis
 import numpy as np
 import pytest
 
+from cupy_gmm import _recent
 from tests import backends, gpu_log
 
 hypothesis.settings.register_profile(
@@ -119,6 +121,17 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     seed = [request.config.getoption("--seed"), zlib.crc32(request.node.nodeid.encode())]
     print(f"rng seed {seed}")
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def remember_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Call it with how much is remembered by address from here on."""
+
+    def most(count: int) -> None:
+        monkeypatch.setattr(_recent, "MOST", count)
+        monkeypatch.setattr(_recent, "_order", collections.deque())
+
+    return most
 
 
 @pytest.fixture

@@ -87,8 +87,8 @@ def test_text_and_device_choose_the_launches():
     assert {key: len(each.log) for key, each in made.items()} == {(TEXT, 0): 5, (TEXT + b".", 0): 3, (TEXT, 1): 5}
 
 
-def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(_execute, "MAX_KNOWN", 3)
+def test_what_is_remembered_is_bounded(remember_only):
+    remember_only(3)
     launches = Recorded("a")
     run = executing({(TEXT, 7): launches})
     for at in range(8):

@@ -3,6 +3,7 @@
 import ctypes
 import struct
 import types
+from collections.abc import Callable
 
 import pytest
 
@@ -69,14 +70,20 @@ def test_what_is_launched_otherwise_changes_nothing(given: Given) -> None:
     given.run(*others, BASE, *others, BASE, *others, BASE)
 
 
-def test_no_more_than_so_many_are_known(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_launch, "MAX_KNOWN", 3)
-    sets = [(0x50, number, 0, 0) for number in range(4)]
+def test_what_all_launchers_remember_is_bounded(given: Given, remember_only: Callable[[int], None]) -> None:
+    """The oldest goes, whoever has it; what comes again and again comes back."""
+    remember_only(6)
+    other = _launch.Launcher(KERNEL, given.pack)
+    sets = [(0x50, number, 0, 0) for number in range(9)]
     given.run(*sets[:3] * 3)
     assert given.packed == 2 * 3
-    for _ in range(5):
-        given.run(*sets)
-        assert len(given.launch._known) <= 3
+    for each in sets:
+        other(*each)
+        given.run(each)
+        assert len(given.launch._known) + len(other._known) <= 6
+    assert given.launch._known.keys() == other._known.keys() == set(sets[-3:])
+    given.run(*sets[:3] * 3)
+    assert len(other._known) == 0
 
 
 @pytest.mark.parametrize("before", range(4))

@@ -50,9 +50,9 @@ def test_maps_that_differ_elsewhere_are_always_encoded(monkeypatch: pytest.Monke
     assert [address for _, address in log[:: len(SHAPES)]] == [0x1000, 0x2000, 0x3000]
 
 
-def test_addresses_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_are_not_kept_for_ever(remember_only: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
     asked(monkeypatch, address_first)
-    monkeypatch.setattr(_tensormap, "MAX_KEPT", 3)
+    remember_only(3)
     side = Side(SHAPES)
     for address in range(0, 0x200, 16):
         assert side.encoded(address)[:8] == address.to_bytes(8, "little")

@@ -335,10 +335,12 @@ def test_a_launch_inside_a_launch(remembered: bool, gpu: Any, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("base", [departures.forward_out, departures.forward_scheduled_here])
-def test_many_threads(base: Callable[[Any], Given], gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_threads(
+    base: Callable[[Any], Given], gpu: Any, remember_only: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Eight threads repeat eight calls: every launch has the arguments of one of them, none of two."""
     monkeypatch.setattr(_launch, "_spare", [])
-    monkeypatch.setattr(_launch, "MAX_KNOWN", 5)  # so that what is known comes and goes
+    remember_only(5)  # so that what is known comes and goes
     calls = []
     for number in range(8):
         given = base(gpu)

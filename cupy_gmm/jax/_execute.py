@@ -9,10 +9,10 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .. import _recent
 from ..errors import UnsupportedError
 from . import _abi
 
-MAX_KNOWN = 1024  # sets of addresses that a call remembers, at most 4 KB each
 MAX_ARRAYS = 16  # operands or results of a call; ours have six at most
 
 Again = Callable[[], object]  # a launch, complete
@@ -32,9 +32,7 @@ class Launches:
     def ready(self, stream: int, operands: list[int], results: list[int]) -> tuple[Again, ...]:
         """The launches for these addresses; remembered under stream, operands, results in a row."""
         made = self.made(stream, operands, results)
-        if len(self.known) >= MAX_KNOWN:
-            self.known.clear()  # another thread that launches from there holds what it took
-        self.known[stream, *operands, *results] = made
+        _recent.remember(self.known, (stream, *operands, *results), made)  # another thread holds what it took
         return made
 
     def made(self, stream: int, operands: list[int], results: list[int]) -> tuple[Again, ...]:
