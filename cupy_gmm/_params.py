@@ -37,4 +37,4 @@ assert SCHEDULE_FACTS.size == 56
 
 def params_struct(maps: int) -> struct.Struct:
     """Tensor maps of so many bytes, the pointers of PARAMS_POINTERS, PARAMS_FACTS as bytes."""
-    return struct.Struct(f"<{maps}s7Q{PARAMS_FACTS.size}s")
+    return struct.Struct(f"<{maps}s{PARAMS_POINTERS.format[1:]}{PARAMS_FACTS.size}s")

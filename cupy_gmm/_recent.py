@@ -7,12 +7,9 @@ each kernel may remember says nothing of what all of them hold.
 import collections
 from typing import Any
 
-from . import _device
-
 MOST = 16384  # things, each of 4 KB at most
 
 _order: collections.deque[tuple[dict[Any, Any], Any]] = collections.deque()
-_device.forget_in_child(_order.clear)
 
 
 def remember(known: dict[Any, Any], key: Any, value: Any) -> None:

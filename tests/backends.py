@@ -205,7 +205,8 @@ def use_first_gpu() -> None:
 def two_gpus() -> None:
     """A skip on a machine with one GPU, as most have: no second device can be made up.
 
-    The CUDA runtime is asked, and no framework, so that one that misses the second GPU fails.
+    The CUDA runtime is asked, and no framework, so that one that misses the second GPU fails. `gpu_log` complains of a
+    log with a skip.
     """
     import cupy
 

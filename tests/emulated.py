@@ -228,10 +228,9 @@ def launch(
     memory = {each.address: each.nbytes for each in arrays}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_tensormap.MapShape, "encode", lambda map_shape, at: fake_encode(memory, map_shape, at))
-        params = _tensormap.maps(problem, config).encoded(a.address, b.address, c.address)
-    words = (table, tickets, found, partials[GUARD:])
-    params += _params.PARAMS_POINTERS.pack(a.address, b.address, c.address, *(word.ctypes.data for word in words))
-    params += _plan._facts(problem, shape, config, chunk, slots)
+        pack = _plan._packer(problem, config, _plan._facts(problem, shape, config, chunk, slots))
+        words = (table, tickets, partials[GUARD:], found)
+        params = pack(a.address, b.address, c.address, *(word.ctypes.data for word in words))
     params = params.ljust(library.params_bytes(), b"\0")
     half = int(problem.dtype == "float16")
     message = library.run(params, half, int(problem.b_layout == K_MAJOR), case.grid, seed)

@@ -21,7 +21,7 @@ def logs(folder: Path = RESULTS) -> list[tuple[str, dict[str, Any]]]:
 
 
 def complaint(folder: Path = RESULTS) -> str:
-    """One sentence when no log is of the kernels as they are, or when a lane of that log failed; else empty."""
+    """One sentence when no log is of the kernels as they are, a lane of that log failed or a GPU test was skipped."""
     found = logs(folder)
     if not found:
         return f"these kernels have no log of a GPU: bench/results holds none; {COMMAND}."
@@ -33,5 +33,7 @@ def complaint(folder: Path = RESULTS) -> str:
             f"these kernels have no log of a GPU: they have digest {now[:12]}, and the newest log, {name} of "
             f"{run['date']}, is of {run['kernels'][:12]}; {COMMAND}."
         )
-    failed = ", ".join(lane["lane"] for lane in log["lanes"] if lane["exit"] != 0)
-    return f"on the GPU these kernels did not pass {failed}: see bench/results/{name}." if failed else ""
+    if failed := ", ".join(lane["lane"] for lane in log["lanes"] if lane["exit"] != 0):
+        return f"on the GPU these kernels did not pass {failed}: see bench/results/{name}."
+    skipped = [why for lane in log["lanes"] if lane["lane"] != "others" for why in lane.get("skipped", ())]
+    return f"on the GPU tests of these kernels were skipped, in bench/results/{name}: {skipped[0]}" if skipped else ""

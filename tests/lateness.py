@@ -94,7 +94,8 @@ def jax():
     """JAX that can use the GPU.
 
     Who has one may still have installed JAX for the CPU, as `pip install jax` does: then a skip, and only if no plugin
-    for CUDA is there. The log of `tests.gpu_run` lists every skip with its reason.
+    for CUDA is there. The log of `tests.gpu_run` lists every skip with its reason, and `gpu_log` complains
+    of a log with one.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     jax = pytest.importorskip("jax", reason="JAX is not installed")

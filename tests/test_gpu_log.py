@@ -36,3 +36,9 @@ def test_what_is_complained_of(tmp_path: Path) -> None:
     assert f"digest {_source.digest()[:12]}, and the newest log, a.json of 2000-01-02, is of {'2' * 12};" in complaint
     write(tmp_path, "b.json", kernels=_source.digest(), exit="time limit")
     assert gpu_log.complaint(tmp_path) == "on the GPU these kernels did not pass memcheck: see bench/results/b.json."
+    lanes = [{"lane": name, "exit": 0, "skipped": [f"SKIPPED [9] {name}"]} for name in ("others", "tests")]
+    run = {"date": "2000-01-03", "kernels": _source.digest()}
+    (tmp_path / "c.json").write_text(json.dumps({"run": run, "lanes": lanes[:1]}))
+    assert gpu_log.complaint(tmp_path) == ""
+    (tmp_path / "c.json").write_text(json.dumps({"run": run, "lanes": lanes}))
+    assert gpu_log.complaint(tmp_path).endswith("were skipped, in bench/results/c.json: SKIPPED [9] tests")

@@ -17,7 +17,7 @@ def usable(name: str) -> str:
     """The device of that name.
 
     Who has a GPU may still have installed PyTorch for the CPU: then a skip, and only then: a build for CUDA that does
-    not find the GPU fails.
+    not find the GPU fails, and `gpu_log` complains of a log of the GPU tests with a skip.
     """
     if name == "cuda":
         if torch.version.cuda is None:
